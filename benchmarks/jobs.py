@@ -12,15 +12,19 @@ from typing import Final
 
 from benchmarks.parts import parted
 from benchmarks.parts.figure import Figure, renew
-from benchmarks.parts.jobs import commands, isolation
+from benchmarks.parts.jobs import code, commands, containers, isolation, preemption, where
 from benchmarks.parts.parted import Part
 
 NAME: Final = "jobs"
-MEASURES: Final = ("tools/run", "cli")
+MEASURES: Final = ("tools/run", "tools/schedule", "schemas", "cli")
 
 PARTS: Final[dict[str, Part]] = {
     "commands": commands.figures,
+    "where": where.figures,
+    "preemption": preemption.figures,
+    "code": code.figures,
     "isolation": isolation.figures,
+    "containers": containers.figures,
 }
 
 

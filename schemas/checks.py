@@ -6,13 +6,14 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Final, NamedTuple, Protocol
 
-from pliant.schemas.cluster import Cluster, Node, Shares, UserLimit
+from pliant.schemas.cluster import Cluster, Node, Shares, UserLimit, expanded, names_of
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job, ResourceDemand
+from pliant.schemas.node_labels import condition
 from pliant.schemas.text import counted, in_gpus, listed, similar
 
 Amounts = Mapping[str, float]
@@ -27,14 +28,18 @@ MANY: Final = 10_000_000
 
 
 class NodeGpus(Protocol):
-    """What a node says of its GPUs."""
+    """What a node says of itself and its GPUs."""
 
+    @property
+    def name(self) -> str: ...
     @property
     def gpus(self) -> int: ...
     @property
     def gpu_type(self) -> str: ...
     @property
     def gpu_memory(self) -> int | None: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
 
 
 class Constraint(NamedTuple):
@@ -42,24 +47,51 @@ class Constraint(NamedTuple):
 
     types: tuple[str, ...] | None = None
     memory: int | None = None
+    labels: tuple[str, ...] = ()
+    """Expressions that hold of all of its nodes, those of parameter servers included, as its names do."""
+    only: frozenset[str] | None = None
+    exclude: frozenset[str] = frozenset()
 
     def allows(self, node: NodeGpus) -> bool:
-        """A node that does not state its gpu_memory has not enough."""
-        if self.types is not None and node.gpu_type not in self.types:
-            return False
-        return self.memory is None or (node.gpu_memory or 0) >= self.memory
+        return self.allows_name(node.name) and self.allows_alike(node)
 
-    @property
-    def is_of_types(self) -> bool:
-        """Whether it allows all nodes of a type or none."""
-        return self.memory is None
+    def allows_name(self, name: str) -> bool:
+        return name not in self.exclude and (self.only is None or name in self.only)
+
+    def allows_alike(self, node: NodeGpus) -> bool:
+        """Whether it allows nodes of other names that are as this one.
+
+        A node that does not state its gpu_memory has not enough.
+        """
+        if node.gpus and self.types is not None and node.gpu_type not in self.types:
+            return False
+        if node.gpus and self.memory is not None and (node.gpu_memory or 0) < self.memory:
+            return False
+        return all(condition(text)(node.labels) for text in self.labels)
 
     @property
     def words(self) -> str:
-        """``of type a100 or h100 with 40 GB``."""
-        types = "" if self.types is None else f"of type {' or '.join(self.types)}"
-        memory = "" if self.memory is None else f"with {self.memory / 1e9:.4g} GB"
-        return " ".join(filter(None, (types, memory)))
+        """``of type a100 or h100 with 40 GB on nodes with "nvlink"``."""
+        return " ".join(
+            filter(
+                None,
+                (
+                    "" if self.types is None else f"of type {' or '.join(self.types)}",
+                    "" if self.memory is None else f"with {self.memory / 1e9:.4g} GB",
+                    "" if not self.labels else f"on nodes with {' and '.join(map(_quoted, self.labels))}",
+                    "" if self.only is None else f"on {_named(self.only)}",
+                    "" if not self.exclude else f"not on {_named(self.exclude)}",
+                ),
+            )
+        )
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+def _named(names: Collection[str]) -> str:
+    return listed(sorted(names))
 
 
 def constraint_of(job: Job, known: Collection[str]) -> Constraint | None:
@@ -72,7 +104,10 @@ def constraint_of(job: Job, known: Collection[str]) -> Constraint | None:
     types, memory = job.gpus.types, job.gpus.memory
     if types is None and len(known) > 1:
         types = recorded_types(job, known) or None
-    return None if types is None and memory is None else Constraint(types, memory)
+    if not job.names_nodes:
+        return None if types is None and memory is None else Constraint(types, memory)
+    only = None if job.only is None else frozenset(job.only)
+    return Constraint(types, memory, job.nodes, only, frozenset(job.exclude))
 
 
 def recorded_types(job: Job, known: Collection[str]) -> tuple[str, ...]:
@@ -92,13 +127,28 @@ def why_nowhere(job: Job, nodes: Iterable[NodeGpus]) -> str | None:
     constraint = constraint_of(job, known)
     if constraint is None or not there or any(map(constraint.allows, there)):
         return None
-    types, memory = constraint
+    types, memory = constraint.types, constraint.memory
     same_type = [node for node in there if types is None or node.gpu_type in types]
     if types is not None and not same_type:
         return f"may run on GPUs of type {' or '.join(types)} alone, the cluster has {listed(known)}"
-    most = max(node.gpu_memory or 0 for node in same_type)
-    have = f"the largest there have {most / 1e9:.4g} GB" if most else "no node there states its gpu_memory"
-    return f"needs GPUs {Constraint(types, memory).words} of memory, {have}"
+    of_type = Constraint(types, memory)
+    if not any(map(of_type.allows, same_type)):
+        most = max(node.gpu_memory or 0 for node in same_type)
+        have = (
+            f"the largest there have {most / 1e9:.4g} GB" if most else "no node there states its gpu_memory"
+        )
+        return f"needs GPUs {of_type.words} of memory, {have}"
+    return _why_not_by_name_or_label(constraint, there)
+
+
+def _why_not_by_name_or_label(constraint: Constraint, nodes: Sequence[NodeGpus]) -> str:
+    for text in constraint.labels:
+        if not any(condition(text)(node.labels) for node in nodes):
+            labels = {pair for each in nodes for pair in each.labels.items()}
+            have = sorted(f"{name}={value}" if value else name for name, value in labels)
+            what = f"the nodes have {listed(have, 8)}" if have else "the nodes have no labels"
+            return f'needs nodes with "{text}": {what}'
+    return f"needs GPUs {constraint.words}: no node with GPUs meets that"
 
 
 class _NodeKind(NamedTuple):
@@ -133,6 +183,21 @@ def servers_for(job: Job, workers: int) -> int:
     return max(1, math.ceil(min(needed / each, MANY) - _SLACK)) if each else 1
 
 
+RoomByNode = Mapping[str, Sequence[tuple[int, int]]]
+"""By GPU type the most workers on an empty node, in whole replicas, and how many nodes have room for as many;
+most workers first."""
+
+
+class JobRoom(NamedTuple):
+    """What empty nodes have room for of a job."""
+
+    by_type: Mapping[str, int]
+    """Workers by GPU type, in whole replicas, parameter servers included."""
+    by_node: RoomByNode
+    barred: Sequence[int]
+    """The nodes with GPUs, by index, that it may not run on although it may on others of their types."""
+
+
 class Capacities:
     """The nodes of a cluster, and how many workers of a job fit them while they are empty."""
 
@@ -141,48 +206,95 @@ class Capacities:
         self.nodes = nodes
         self.node_gpus: Mapping[str, int] = most_on_a_node(nodes) if whole is None else whole.node_gpus
         self.of_node = [capacities(node) for node in nodes]
-        self._kinds = Counter[_NodeKind]()
+        stated = (tuple(sorted(found.items())) for found in self.of_node)
+        self._kind_of = [
+            _NodeKind(node.gpu_type, node.gpus, amounts, node.gpu_memory)
+            for node, amounts in zip(nodes, stated, strict=True)
+        ]
+        self._kinds = self._counted(None)
         """Equal nodes are counted together: jobs are checked often."""
-        for node, found in zip(nodes, self.of_node, strict=True):
-            stated = tuple(sorted(found.items()))
-            self._kinds[_NodeKind(node.gpu_type, node.gpus, stated, node.gpu_memory)] += node.count or 1
+        self._where: dict[Constraint, Mapping[_NodeKind, int]] = {}
+        self._rooms: dict[Hashable, JobRoom] = {}
+
+    def _counted(self, constraint: Constraint | None) -> Mapping[_NodeKind, int]:
+        """How many nodes of each kind it allows; all kinds, in their order."""
+        found = Counter(dict.fromkeys(self._kind_of, 0))
+        for node, kind in zip(self.nodes, self._kind_of, strict=True):
+            if constraint is None:
+                found[kind] += node.count or 1
+            elif constraint.allows_alike(node):
+                found[kind] += sum(map(constraint.allows_name, names_of(node)))
+        return found
+
+    def _allowed(self, constraint: Constraint | None) -> Mapping[_NodeKind, int]:
+        if constraint is None:
+            return self._kinds
+        if constraint not in self._where:
+            self._where[constraint] = self._counted(constraint)
+        return self._where[constraint]
+
+    def _barred(self, constraint: Constraint) -> Sequence[int]:
+        allowed = [constraint.allows(node) for node in self.nodes]
+        good = zip(self.nodes, allowed, strict=True)
+        types = {node.gpu_type for node, may_run in good if may_run and node.gpus}
+        return [
+            index
+            for index, node in enumerate(self.nodes)
+            if not allowed[index] and node.gpus and node.gpu_type in types
+        ]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(name for node in self.nodes for name in names_of(node))
+
+    def why_unknown(self, job: Job) -> str | None:
+        """Which nodes a job names that are not there, as a clause. Returns None if it names none."""
+        named = (*(job.only or ()), *job.exclude)
+        missing = [name for name in named if name not in self._names]
+        if not missing:
+            return None
+        return (
+            f"names nodes that the cluster does not have: {listed(missing)}{_near(missing[0], self._names)}"
+        )
 
     def limits(self, job: Job) -> bool:
         """Whether the job demands more than GPUs, several of them on one node, or certain nodes."""
-        return self.looks_at_nodes(job) or self.constraint_of(job) is not None
-
-    def looks_at_nodes(self, job: Job) -> bool:
-        """Whether more than its GPU type says if a node suits the job."""
-        if job.resources.worker or job.resources.ps or job.gpus.per_replica > 1:
-            return True
-        constraint = self.constraint_of(job)
-        return constraint is not None and not constraint.is_of_types
+        return job.takes_room or self.constraint_of(job) is not None
 
     def constraint_of(self, job: Job) -> Constraint | None:
         """Which of these nodes the job may run on. Returns None if it may run on all."""
         return constraint_of(job, self.node_gpus)
 
-    def room_by_node(self, job: Job) -> dict[str, tuple[tuple[int, int], ...]]:
-        """By GPU type the most workers on an empty node, in whole replicas, and how many nodes have room for
-        as many; most workers first.
-        """
-        found: dict[str, Counter[int]] = {}
+    def room(self, job: Job) -> Mapping[str, int]:
+        """Most workers by GPU type on empty nodes, in whole replicas, parameter servers included."""
+        return self.room_for(job).by_type
+
+    def room_for(self, job: Job) -> JobRoom:
+        """Looked up once for all jobs that need the same of a node."""
         constraint = self.constraint_of(job)
-        for node, count in self._kinds.items():
+        demand = (tuple(job.resources.worker.items()), tuple(job.resources.ps.items()))
+        alike = (constraint, demand, job.gpus.per_replica, job.gpus.sizes)
+        found = self._rooms.get(alike)
+        if found is None:
+            by_node = self._by_node(job, constraint)
+            barred = () if constraint is None else self._barred(constraint)
+            found = self._rooms[alike] = JobRoom(self._by_type(job, constraint, by_node), by_node, barred)
+        return found
+
+    def _by_node(self, job: Job, constraint: Constraint | None) -> RoomByNode:
+        found: dict[str, Counter[int]] = {}
+        for node, count in self._allowed(constraint).items():
             together = replica_on_a_node(job, self.node_gpus[node.gpu_type])
-            allowed = constraint is None or constraint.allows(node)
-            each = fitting(dict(node.stated), job.resources.worker, node.gpus) if allowed else 0
+            each = fitting(dict(node.stated), job.resources.worker, node.gpus) if count else 0
             found.setdefault(node.gpu_type, Counter())[each - each % together] += count
         return {kind: tuple(sorted(nodes.items(), reverse=True)) for kind, nodes in found.items()}
 
-    def room(self, job: Job) -> dict[str, int]:
-        """Most workers by GPU type on empty nodes, in whole replicas, parameter servers included."""
-        by_node = self.room_by_node(job)
+    def _by_type(self, job: Job, constraint: Constraint | None, by_node: RoomByNode) -> Mapping[str, int]:
         found = Counter({kind: sum(each * count for each, count in nodes) for kind, nodes in by_node.items()})
         if job.resources.ps:
             servers = sum(
                 count * fitting(dict(node.stated), job.resources.ps, MANY)
-                for node, count in self._kinds.items()
+                for node, count in self._allowed(constraint).items()
                 if not node.gpus
             )
             found = Counter({kind: _served(job, workers, servers) for kind, workers in found.items()})
@@ -199,7 +311,7 @@ class Capacities:
         least = job.min_gpus
         if not self.limits(job) or max(self.room(job).values(), default=0) >= least:
             return None
-        if (why := why_nowhere(job, self._kinds) or self._why_few_allowed(job)) is not None:
+        if (why := why_nowhere(job, expanded(self.nodes)) or self._why_few_allowed(job)) is not None:
             return why
         if job.gpus.per_replica > 1 and not job.resources.worker and not job.resources.ps:
             return self._why_no_replica(job)
@@ -226,8 +338,8 @@ class Capacities:
         if (constraint := self.constraint_of(job)) is None:
             return None
         gpus = Counter[str]()
-        for node, count in self._kinds.items():
-            gpus[node.gpu_type] += node.gpus * count if constraint.allows(node) else 0
+        for node, count in self._allowed(constraint).items():
+            gpus[node.gpu_type] += node.gpus * count
         if (most := max(gpus.values(), default=0)) >= job.min_gpus:
             return None
         return f"needs {in_gpus(job.min_gpus)} {constraint.words}, the cluster has {most}"
@@ -315,7 +427,7 @@ def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
         elif room.shares is not None and job.min_gpus > room.shares.most_gpus(job):
             team, most = room.shares.team_of(job), room.shares.most_gpus(job)
             found[job.id] = f'needs {in_gpus(job.min_gpus)}, team "{team}" may hold {most:g}'
-        elif room.capacities is not None and (why := room.capacities.why_too_large(job)) is not None:
+        elif (of := room.capacities) is not None and (why := of.why_unknown(job) or of.why_too_large(job)):
             found[job.id] = why
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
@@ -207,6 +207,7 @@ class Node(Record):
     switch: str | None = None
     """Name of the switch the node hangs on; nodes of one switch are near each other."""
     labels: dict[str, str] = Field(default_factory=dict)
+    """What jobs may ask of a node by name and value: {"nvlink": "", "rack": "a"}; and its domain by level."""
     devices: tuple[Annotated[str, Field(pattern=DEVICE_NAME)], ...] = ()
     """Which GPUs of the machine these are, as CUDA_VISIBLE_DEVICES names them. Default: the next in order."""
 
@@ -352,7 +353,7 @@ class Cluster(Record):
     def _names_are_unique(self) -> Self:
         seen: set[str] = set()
         for index, node in enumerate(self.nodes):
-            for name in _names(node):
+            for name in names_of(node):
                 if name in seen:
                     raise broken_rule(f"node name {name!r} is used twice", f"/nodes/{index}/name")
                 seen.add(name)
@@ -379,11 +380,7 @@ class Cluster(Record):
 
     def expanded(self) -> tuple[Node, ...]:
         """One entry for each node."""
-        return tuple(
-            node if node.count is None else node.model_copy(update={"name": name, "count": None})
-            for node in self.nodes
-            for name in _names(node)
-        )
+        return expanded(self.nodes)
 
     @property
     def minor(self) -> int:
@@ -423,7 +420,16 @@ class Cluster(Record):
         return sum(node.gpus * (node.count or 1) for node in self.nodes)
 
 
-def _names(node: Node) -> list[str]:
+def expanded(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    return tuple(
+        node if node.count is None else node.model_copy(update={"name": name, "count": None})
+        for node in nodes
+        for name in names_of(node)
+    )
+
+
+def names_of(node: Node) -> list[str]:
+    """Names of the nodes that it stands for."""
     if node.count is None:
         return [node.name]
     if "{}" not in node.name:

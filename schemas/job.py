@@ -14,14 +14,16 @@ from itertools import dropwhile, islice, pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from sys import intern
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.fields import FieldInfo
 
+from pliant.schemas.container import Container
 from pliant.schemas.file_io.record import (
     FORM,
     MOST,
+    NODE_NAME,
     BatchSize,
     BoundedFloat,
     GpuCount,
@@ -37,19 +39,24 @@ from pliant.schemas.file_io.record import (
     WorkAmount,
     broken_rule,
 )
+from pliant.schemas.node_labels import condition
+from pliant.schemas.output_files import pattern_fault
 
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
 Awaited = Literal["ok", "any", "failed"]
 ExitCode = Annotated[int, Field(ge=-64, le=255)]
 Launcher = Literal["program", "python", "torchrun"]
+Tasks = Literal["node", "slot"]
 TypeName = Annotated[str, Field(min_length=1)]
+NodeName = Annotated[str, Field(pattern=NODE_NAME)]
 PowersOfTwo = Literal["powers-of-two"]
 POWERS_OF_TWO: Final = "powers-of-two"
 LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
 """Bytes of all arguments, and of all variables; Linux takes a quarter of the stack, 2,097,152 by default."""
+IMAGE_PYTHON: Final = "python3"
 _PYTHON: Final = re.compile(r"(?s:.*/)?python[\d.]*")
 _REQUIRED: Final = object()
 _HASHED: Final = 1024
@@ -372,6 +379,9 @@ class Job(Record):
 
     id: Identifier
     """Unique name of the job, also its folder's name in a state directory."""
+    name: Identifier | None = None
+    """The id that it was submitted with, if a job of that id had ended before; commands take it for the
+    newest such job. Default: its id."""
     submit_time: Annotated[float, Field(ge=0, le=MOST)] = Field(default_factory=_filled_in)
     """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory). Default:
     the moment of ``submit`` or of ``schedule``; in a trace the earliest time that its file states, else 0."""
@@ -379,6 +389,13 @@ class Job(Record):
     """Key into the profile. Default: the name of the command's script, as ``train`` of ``src/train.py``."""
     gpus: Gpus = Field(default_factory=_filled_in)
     """Default: one."""
+    nodes: tuple[str, ...] = ()
+    """Expressions over the labels of nodes, as ["nvlink", "rack in (a,b)"]: it runs on nodes of which all of
+    them hold (docs/running.md). Default: any node."""
+    only: tuple[NodeName, ...] | None = None
+    """The only nodes that it may run on, by name. Default: all."""
+    exclude: tuple[NodeName, ...] = ()
+    """Nodes that it may not run on, by name."""
     user: str = ""
     """Who submitted it; empty if not stated."""
     team: str = ""
@@ -393,13 +410,23 @@ class Job(Record):
     launcher: Launcher | None = None
     """What starts the command. program: nothing, it is run as it is, once; python: Python, once; torchrun: a
     worker for each of its GPUs. Default: what ``submit`` and ``run`` find out (docs/running.md)."""
+    tasks: Tasks | None = None
+    """Of what its command is started for each: node, with its GPUs there, or slot, with one GPU. Each process
+    finds its number and their number in ``PLIANT_TASK`` and ``PLIANT_TASKS``. Default: it is started once."""
     python: PlainText | None = None
     """The Python that its script runs by. Default: the command's first word if it is one; else that of the
     environment that was active at ``submit``; else that of the run."""
     workdir: PlainText | None = None
     """Folder to start in. Default: the folder that the command is given from."""
+    output: PlainText | None = None
+    """File for what its workers print, seen from workdir, with placeholders: %j its id, %a its number in an
+    array, else the attempt, %r the rank (docs/output.md). Default: files in the state directory alone."""
+    error: PlainText | None = None
+    """File for what its workers print on stderr, likewise. Default: that of output."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)
     """Extra environment variables of the workers."""
+    container: Container | None = None
+    """Runs each of its processes in an image. Default: on the node itself."""
     batch: Batch = Batch.model_construct()
     lr: PositiveFloat | None = None
     """Base learning rate at batch.size; belongs to the author, scaled only with the batch."""
@@ -456,6 +483,9 @@ class Job(Record):
                 raise broken_rule("is missing, expected a key into the profile, or a command", "/model")
             values["model"] = name
         self._refuse_what_cannot_be_passed_on()
+        for name in ("output", "error"):
+            if values[name] is not None and (fault := pattern_fault(values[name])) is not None:
+                raise broken_rule(fault, f"/{name}")
         if self.resize == "relaunch":
             self._settle_relaunch(values)
         if self.launcher is not None and self.elastic != "none":
@@ -463,6 +493,14 @@ class Job(Record):
                 f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
             )
             raise broken_rule(text, "/launcher")
+        starts_workers = self.elastic != "none" or self.launcher == "torchrun" or self.names_torchrun
+        if self.tasks is not None and starts_workers:
+            text = (
+                f"'{self.tasks}' contradicts torchrun and elastic jobs, which start their workers themselves"
+            )
+            raise broken_rule(text, "/tasks")
+        if self.nodes or self.only is not None:
+            self._refuse_wrong_nodes()
         if self.id in self.after:
             raise broken_rule("names the job itself, expected other jobs", "/after")
         if both := {*self.retry_on} & {*self.no_retry_on}:
@@ -474,6 +512,15 @@ class Job(Record):
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
         return self
+
+    def _refuse_wrong_nodes(self) -> None:
+        if self.only == ():
+            raise broken_rule("is empty, expected at least one node", "/only")
+        for at, text in enumerate(self.nodes):
+            try:
+                condition(text)
+            except ValueError as error:
+                raise broken_rule(str(error), f"/nodes/{at}") from error
 
     def _refuse_wrong_company_of_regimes(self) -> None:
         """Other fields that would choose the batch, too; and regimes with fewer samples than workers."""
@@ -523,11 +570,12 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, says when it is retried, or names its launcher or
-        its Python.
+        only if another job does not finish, has limits, says when it is retried, names its launcher, tasks,
+        Python, container or output, has a name, or says on which nodes it may run.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
-        if says_when or self.launcher is not None or self.python is not None:
+        starts = (self.launcher, self.tasks, self.python, self.container, self.output, self.error, self.name)
+        if says_when or self.names_nodes or any(each is not None for each in starts):
             return 8
         if "failed" in self.after.values():
             return 8
@@ -543,6 +591,16 @@ class Job(Record):
             return 3
         unsized = self.work is not None and self.work_gap is not None
         return 2 if unsized else int(not self.shares_gpus)
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether it demands more of a node than one GPU for each worker."""
+        return bool(self.resources.worker or self.resources.ps) or self.gpus.per_replica > 1
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether it may run on some nodes only, by their labels or names."""
+        return bool(self.nodes or self.exclude or self.only is not None)
 
     @property
     def can_save(self) -> bool:
@@ -578,12 +636,16 @@ class Job(Record):
 
     @property
     def own_python(self) -> str | None:
-        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run."""
-        return self.command[0] if self.command and self.names_python else self.python
+        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run.
+
+        In a container it is the image's.
+        """
+        default = None if self.container is None else IMAGE_PYTHON
+        return self.command[0] if self.command and self.names_python else self.python or default
 
     @property
     def is_one_process(self) -> bool:
-        """Whether its command is started once, however many GPUs it has."""
+        """Whether its command is started once, however many GPUs it has, or once for each of its tasks."""
         return self.launcher in ("program", "python")
 
     @property
@@ -621,6 +683,28 @@ def _script_name(script: tuple[str, ...]) -> str:
         return "".join(script[1:2])
     name = PurePath(script[0]) if script else PurePath()
     return name.stem if name.suffix == ".py" else name.name
+
+
+Changeable = Literal["gpus", "batch", "limits", "retries"]
+CHANGEABLE: Final[tuple[Changeable, ...]] = get_args(Changeable)
+Changes = dict[Changeable, Any]
+"""New values of fields of a job; of a field with parts those that are named. None is the default."""
+
+
+def updated(job: Job, changes: Changes) -> Job:
+    """The job with other values of some fields.
+
+    :raises ValidationError: together they make no job.
+    """
+    values = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for name, change in changes.items():
+        before = values.pop(name, None)
+        found = {**(before or {}), **change} if isinstance(change, Mapping) else change
+        if isinstance(found, dict):
+            found = {part: value for part, value in found.items() if value is not None}
+        if found is not None:
+            values[name] = found
+    return type(job).model_validate(values, strict=False)
 
 
 def arriving_at(jobs: Iterable[Job], time_s: float) -> tuple[Job, ...]:

@@ -40,7 +40,7 @@ def test_room_is_known_by_node_most_first():
         {"gpus": 4, "cpus": 3.0},
     )
     capacities = Capacities(nodes.nodes)
-    assert capacities.room_by_node(demanding(cpu=4.0)) == {"gpu": ((3, 1), (2, 2), (0, 1))}
+    assert capacities.room_for(demanding(cpu=4.0)).by_node == {"gpu": ((3, 1), (2, 2), (0, 1))}
     assert capacities.room(demanding(cpu=4.0)) == {"gpu": 7}
 
 

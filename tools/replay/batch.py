@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pliant.schemas.checks import recorded_types
+from pliant.schemas.checks import constraint_of
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.file_io.limits import garbage_collection_paused, spared_by_garbage_collection
@@ -92,7 +92,7 @@ def _gpu_seconds(jobs: Iterable[Job], speeds: Speeds) -> Iterator[tuple[Job, flo
         if not (amount := _amount(job)):
             continue
         limits = (job.gpus.requested, job.gpus.min, job.gpus.max, job.gpus.per_replica, job.elastic)
-        where = (job.gpus.types, job.gpus.memory, recorded_types(job, speeds.gpu_types))
+        where = constraint_of(job, speeds.gpu_types)
         kind = (type(job.work), job.model, job.batch.size, job.batch.per_gpu_max, limits, where)
         if kind not in per_unit:
             per_unit[kind] = demand_gpu_s(job_state(job, speeds), speeds) / amount

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pliant.schemas.checks import RECORDED_TYPE, check_after, check_profiled, recorded_types
+from pliant.schemas.checks import RECORDED_TYPE, check_after, check_profiled, constraint_of, recorded_types
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import PIPE, source_name
@@ -217,7 +217,7 @@ def _unknown_work(
             needed = "samples, epochs with dataset_size, iterations or gpu_seconds"
             yield f'job "{job.id}" {job.work_gap}, a replay needs {needed}'
             continue
-        sizes = (job.gpus.requested, job.gpus.per_replica, job.gpus.types, job.gpus.memory)
+        sizes = (job.gpus.requested, job.gpus.per_replica, constraint_of(job, speeds.gpu_types))
         kind = (job.model, job.batch.size, job.batch.per_gpu_max, sizes, _magnitude(job.work))
         if kind in good:
             continue

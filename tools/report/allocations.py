@@ -45,6 +45,8 @@ _REQUEUE: Final = is_one_of(["requeue"])
 _PREEMPT: Final = is_one_of(["preempt"])
 _MOVE: Final = is_one_of(["move"])
 _RESCALES: Final = is_one_of(RESCALES)
+STOPS: Final = _PREEMPT | _RESCALES
+"""Stops and changes by a policy."""
 _CHECKPOINT: Final = is_one_of(["checkpoint"])
 _FAIL: Final = EVENT_NAMES.index("fail")
 CHANGES: Final = _HOLDS | _ENDS | _REQUEUE

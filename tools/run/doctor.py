@@ -53,6 +53,8 @@ from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.discovery import choose_partitions, levels_of, slurm_topology
 from pliant.tools.run.door.access import ADVICE, obstacle
+from pliant.tools.run.service.containers import TRIED
+from pliant.tools.run.service.containers import obstacle as container_obstacle
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_own, holder_of
 from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
@@ -398,6 +400,25 @@ def accounts(site: Site) -> Iterator[Check]:
         yield warning(f"{why}: with --shared they fail with exit code 127", ADVICE)
 
 
+_CONTAINERS: Final = 5
+"""Most that are tried."""
+
+
+def containers(site: Site) -> Iterator[Check]:
+    """Do the containers of jobs that have not ended start here, with what the jobs need of their images?"""
+    if site.log is None or site.dirs is None or site.dirs.is_shared:
+        return
+    jobs = [record.job for record in site.log.jobs.values() if record.ended_s is None]
+    by_container = {job.container: job for job in reversed(jobs) if job.container is not None}
+    for container, job in list(by_container.items())[:_CONTAINERS]:
+        if (why := container_obstacle(job, fetched=True)) is not None:
+            yield problem(f'job "{job.id}": {why}', "mend the image, or submit the job with another one")
+        elif container.runtime in TRIED:
+            yield ok(f"{container.runtime} starts {container.image}")
+        else:
+            yield ok(f"{container.image} was not tried: {container.runtime} runs on the nodes alone")
+
+
 _BEFORE_US_S: Final = 1_700_000_000.0
 """November 2023, before the first pliant."""
 _JUMP_S: Final = 0.2
@@ -686,6 +707,7 @@ CHECKS: Final[Mapping[str, Callable[[Site], Iterable[Check]]]] = {
     "cluster": cluster_file,
     "folder": folder,
     "accounts": accounts,
+    "container": containers,
     "clock": clock,
     "GPUs": gpus,
     "isolation": isolation,

@@ -8,7 +8,7 @@ from typing import Final
 
 from pliant.schemas.checks import Constraint
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.text import Column, counted, fitted, in_gpus, span_text, text_table, when_text
+from pliant.schemas.text import Column, counted, fitted, in_gpus, listed, span_text, text_table, when_text
 from pliant.tools.schedule.jobs import JobState, Phase
 from pliant.tools.schedule.policy import Explanation
 from pliant.tools.schedule.session.session import Session
@@ -41,15 +41,22 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
         found[job_id] = Explanation(f"{found[job_id].reason}; {kept}", found[job_id].needs_gpus)
     for job in seen.values():
         if not job.gpus and (where := session.capacities.constraint_of(job.spec)) is not None:
-            found[job.id] = _constrained(job, where, found[job.id])
+            down = [
+                node.name for node in session.nodes if not node.up and node.made_gpus and where.allows(node)
+            ]
+            found[job.id] = _constrained(job, where, found[job.id], down)
     return found
 
 
-def _constrained(job: JobState, where: Constraint, found: Explanation) -> Explanation:
-    """Of a waiting job that may run on some GPUs only."""
+def _constrained(job: JobState, where: Constraint, found: Explanation, down: Sequence[str]) -> Explanation:
+    """Of a waiting job that may run on some GPUs only.
+
+    :param down: nodes on which it may run.
+    """
     if max((job.room_now or {}).values(), default=0) < job.min_gpus:
-        down = f"waits for nodes with GPUs {where.words}, too few of which are up"
-        return Explanation(down, job.min_gpus)
+        which = f": {listed(down)} {'is' if len(down) == 1 else 'are'} down" if down else ""
+        words = f"waits for nodes with GPUs {where.words}, too few of which are up{which}"
+        return Explanation(words, job.min_gpus)
     return Explanation(f"{found.reason}; it may run on GPUs {where.words} alone", found.needs_gpus)
 
 

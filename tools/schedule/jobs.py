@@ -178,6 +178,13 @@ RUNNING: Final = Phase.RUNNING
 """For hot paths: to look up a member of an enumeration takes as long as a call."""
 
 
+_OF_SPEC: Final = (
+    *("spec", "priority", "requested", "per_replica", "min_gpus", "any_number", "is_elastic"),
+    *("types", "room", "any_node", "barred", "room_now", "room_by_node", "kind", "is_speed_guessed"),
+)
+"""Fields of a job's state that follow from its spec and the cluster."""
+
+
 @dataclass(slots=True, eq=False)
 class JobState:
     """One active job: what it asked for and how far it is.
@@ -208,6 +215,8 @@ class JobState:
     """Whether every number of GPUs within its limits is a size: else ``spec.gpus`` says which are."""
     is_elastic: bool = field(init=False)
     """Whether it may have another number of GPUs than it requests."""
+    takes_room: bool = field(init=False)
+    """Whether it demands more of a node than one GPU for each worker."""
     most: int | None = None
     """The most GPUs that its user's limit allows; None: no such limit."""
     is_pinned: bool = False
@@ -220,8 +229,10 @@ class JobState:
     any_node: bool = True
     """Whether it may run on every node of its types, and leaves none of their CPUs, memory and bandwidth too
     few for others; False where ``room`` says more than its types."""
+    barred: Sequence[int] = ()
+    """The nodes with GPUs, by index, that it may not run on although it may on others of their types."""
     room_now: Mapping[str, int] | None = None
-    """The same for the nodes that are up."""
+    """The same as ``room`` for the nodes that are up."""
     room_by_node: Mapping[str, Sequence[tuple[int, int]]] | None = None
     """By GPU type (workers, nodes that have room for as many), most first; None: ``any_node``."""
     phase: Phase = Phase.WAITING
@@ -293,12 +304,14 @@ class JobState:
             self.min_gpus = gpus.min or spec.min_gpus
             self.any_number = gpus.any_number
             self.is_elastic = spec.elastic != "none"
+            self.takes_room = spec.takes_room
         else:
             self.requested = _alike.requested
             self.per_replica = _alike.per_replica
             self.min_gpus = _alike.min_gpus
             self.any_number = _alike.any_number
             self.is_elastic = _alike.is_elastic
+            self.takes_room = _alike.takes_room
 
     def may_use(self, gpu_type: str) -> bool:
         """Whether it may run on GPUs of that type."""
@@ -451,6 +464,19 @@ class JobState:
             kept = tuple(known for known in before if known.epoch < end.epoch and known.epoch % stride == 0)
         self.epochs = (*kept, end)
 
+    def take_spec(self, new: JobState) -> None:
+        """It asks for what another state of the same job asks for; what it holds and has done stays.
+
+        So does the batch of an elastic job that states none: it would follow from the GPUs that it requests.
+        """
+        for name in _OF_SPEC:
+            setattr(self, name, getattr(new, name))
+        if self.is_elastic and self.spec.batch.size is None:
+            return
+        self.reference_batch, self.global_batch = new.reference_batch, new.global_batch
+        if not self.predicted:
+            self.total_samples = new.total_samples
+
     def settle(self, time_s: float) -> None:
         """Book what was done until ``time_s``; the allocation goes on."""
         self._samples_done = self.samples_done(time_s)
@@ -509,6 +535,8 @@ class NodeState:
     """For jobs that state demands, by resource; a missing resource is unlimited."""
     gpu_memory: int | None = None
     """Bytes of one GPU, for jobs that need as much; None: not stated."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """For jobs that may run on nodes with certain labels only."""
     made_gpus: int = field(init=False)
     """GPUs in the cluster file, in service or not."""
 
@@ -557,6 +585,7 @@ def node_states(cluster: Cluster) -> list[NodeState]:
             },
             capacities=capacities(node),
             gpu_memory=node.gpu_memory,
+            labels=node.labels,
         )
         for index, node in enumerate(cluster.expanded())
     ]

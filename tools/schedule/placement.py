@@ -84,6 +84,10 @@ class FreeGpus:
             *(levels[level][domain] for level, domain in node.domains.items()),
         )
 
+    @property
+    def all_up(self) -> bool:
+        return not self._down
+
     def node(self, name: str) -> NodeState:
         return self._by_name[name]
 
@@ -112,6 +116,16 @@ class FreeGpus:
             node = self._by_name[name]
             if node.up:
                 self._set(node, self._free[node.index] + count)
+
+    def hide(self, indices: Iterable[int]) -> NodeGpus:
+        """Take all free GPUs of some nodes; ``give`` them back."""
+        hidden = tuple([(self._names[index], self._free[index]) for index in indices if self._free[index]])
+        self.take(hidden)
+        return hidden
+
+    def bars(self, placement: NodeGpus, barred: Sequence[int]) -> bool:
+        """Whether a placement has a node of these indices."""
+        return bool(barred) and any(self._index_of[name] in barred for name, _ in placement)
 
     def lose(self, node: NodeState) -> None:
         """A node went down: none of its GPUs is free. Call it before ``give`` for its jobs."""

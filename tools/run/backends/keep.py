@@ -21,7 +21,7 @@ import time
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, MutableMapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
     from contextlib import AbstractContextManager
     from types import FrameType
     from typing import Any, Protocol
@@ -42,6 +42,13 @@ LOG_BYTES = 64 << 20
 """Most bytes of each output file that stay on disk, unless the environment says otherwise."""
 ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
 ENV_NOTICES = "PLIANT_NOTICES"
+ENV_OUTPUT = "PLIANT_OUTPUT"
+"""For the keeper alone: which files ``write_output.py`` is to write."""
+ENV_CODE = "PLIANT_CODE"
+"""For the keeper alone: what ``record_code.py`` is to look at."""
+_HELPERS = {ENV_OUTPUT: "write_output.py", ENV_CODE: "record_code.py"}
+HELPERS_S = 5.0
+"""How long helpers may go on once the command has ended."""
 LOOK_S = 0.25
 LEAST_LOOK_S = 0.01
 SEEK_S = 1.0
@@ -109,6 +116,7 @@ def keep(
     signal.signal(signal.SIGTERM, take)
     signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
+    helpers = Helpers(words.shown, account)
     beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
     meter, logs = use_meter(words.shown), Logs(words.shown)
 
@@ -141,10 +149,73 @@ def keep(
         return words.end(127)
     if terminated:
         kill(child[0], terminated[-1])
+    helpers.start()
     wait_for(child[0])
     pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
     _, status = os.waitpid(pid, 0)
-    return words.end(os.waitstatus_to_exitcode(status), limited.end(kill))
+    killed = limited.end(kill, helpers.pids)
+    helpers.finish(kill)
+    return words.end(os.waitstatus_to_exitcode(status), killed)
+
+
+class Helpers:
+    """Processes that a slow file system may hold up: they write the output and the code of a unit down.
+
+    They have the rights of the command, and start after it. An error keeps nothing from running.
+    """
+
+    def __init__(self, code_file: str, account: KeptAccount | None) -> None:
+        env = os.environ if account is None else account.env
+        self._orders = {name: env.pop(name) for name in _HELPERS if name in env}
+        self._code_file, self._account = code_file, account
+        self._end = -1
+        """Their standard input ends when this does, also if this process is killed."""
+        self.pids: list[int] = []
+
+    def start(self) -> None:
+        attempt, unit = os.path.dirname(self._code_file), _unit(self._code_file)
+        places = {
+            ENV_OUTPUT: (os.path.join(attempt, "logs", unit), os.path.join(attempt, "output")),
+            ENV_CODE: (os.path.join(attempt, f"code-{unit}.json"),),
+        }
+        if not self._orders:
+            return
+        try:
+            with _as_stdin() as self._end:
+                for name, order in self._orders.items():
+                    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), _HELPERS[name])
+                    argv = [sys.executable, "-I", "-S", script, *places[name], order]
+                    self.pids.append(spawn(argv) if self._account is None else self._account.start(argv))
+        except OSError as error:
+            print(f"pliant: output and code are not written down: {error.strerror}", file=sys.stderr)
+
+    def finish(self, kill: Callable[[int, int], None]) -> None:
+        """Let them end, and wait for that, but not for long."""
+        if self._end >= 0:
+            os.close(self._end)
+        deadline_s = time.monotonic() + HELPERS_S
+        while self.pids and time.monotonic() < deadline_s:
+            for pid in tuple(self.pids):
+                with contextlib.suppress(ChildProcessError):
+                    if not os.waitpid(pid, os.WNOHANG)[0]:
+                        continue
+                self.pids.remove(pid)
+            time.sleep(0.005)
+        end_orphans(kill)
+
+
+@contextlib.contextmanager
+def _as_stdin() -> Iterator[int]:
+    """Within it, processes begin with a pipe as standard input, whose other end this is."""
+    reads, writes = os.pipe()
+    before = os.dup(0)
+    os.dup2(reads, 0)
+    os.close(reads)
+    try:
+        yield writes
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
 
 
 class Words:
@@ -154,7 +225,7 @@ class Words:
         self.shown = shown or code_file
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
         """The rights for the code file and what lies beside it."""
-        self._code_file = code_file
+        self._code_file, self._account = code_file, account
         self._scratch = give_scratch(self.shown, os.environ if account is None else account.env)
 
     def heard(self, order: Callable[[], int]) -> int:
@@ -170,6 +241,7 @@ class Words:
 
     def end(self, code: int, killed: dict[str, int] | None = None) -> int:
         """:param killed: what is known if the system killed a part of the command for its memory."""
+        end_container(_beside(self.shown, ".container"), self._account)
         remove_scratch(self._scratch)
         if killed is not None:
             with contextlib.suppress(OSError):
@@ -238,6 +310,14 @@ def give_secrets(env: MutableMapping[str, str]) -> None:
         return
 
 
+def end_container(note: str, account: KeptAccount | None) -> None:
+    """End a container whose client was killed; see ``contain.py``."""
+    if os.path.lexists(note):
+        code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contain.py")
+        with contextlib.suppress(OSError):
+            os.waitpid(start([sys.executable, "-I", "-S", code, "--remove", note], account), 0)
+
+
 class CommandGroup:
     """The control group of the command. Without one, and if it cannot be had, the command runs all the same.
 
@@ -278,16 +358,18 @@ class CommandGroup:
                 if not started:
                     self._group.remove()
 
-    def end(self, kill: Callable[[int, int], None]) -> dict[str, int] | None:
+    def end(self, kill: Callable[[int, int], None], spared: Collection[int]) -> dict[str, int] | None:
         """End all that is left of the command; returns the limit and the most that was used if the system
         killed a part of it for its memory.
+
+        :param spared: children that are none of the command's.
         """
         if self._group is None:
-            end_orphans(kill)
+            end_orphans(kill, spared=spared)
             return None
         with self._root():
             self._group.kill()
-        end_orphans(kill)
+        end_orphans(kill, spared=spared)
         with self._root():
             killed: dict[str, int] | None = self._group.memory_kill()
             self._group.remove()
@@ -327,7 +409,7 @@ def find_module(name: str) -> Any:
         del sys.path[0]
 
 
-def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool) -> int:
+def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool = False) -> int:
     """Start the command; ``unnoticing``: see :func:`spawn_unnoticing`."""
     if account is not None:
         return account.start(argv, unnoticing=unnoticing)
@@ -373,8 +455,11 @@ def beat(code_file: str) -> None:
 
 
 def _beside(code_file: str, ending: str) -> str:
-    folder, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
-    return os.path.join(folder, f"unit-{unit}{ending}")
+    return os.path.join(os.path.dirname(code_file), f"unit-{_unit(code_file)}{ending}")
+
+
+def _unit(code_file: str) -> str:
+    return os.path.basename(code_file).removeprefix("exit-")
 
 
 def adopt_orphans() -> None:
@@ -396,8 +481,11 @@ def wait_for(pid: int) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-def end_orphans(kill: Callable[[int, int], None] | None = None) -> None:
-    """Kill all that is left, repeatedly: children of what is killed become children of this process."""
+def end_orphans(kill: Callable[[int, int], None] | None = None, *, spared: Collection[int] = ()) -> None:
+    """Kill all that is left, repeatedly: children of what is killed become children of this process.
+
+    :param spared: children that stay.
+    """
     deadline_s = time.monotonic() + _KILL_S
     while time.monotonic() < deadline_s:
         try:
@@ -405,7 +493,10 @@ def end_orphans(kill: Callable[[int, int], None] | None = None) -> None:
                 pass
         except ChildProcessError:
             return
-        for pid in children():
+        orphans = [pid for pid in children() if pid not in spared]
+        if spared and not orphans:
+            return
+        for pid in orphans:
             with contextlib.suppress(PermissionError):  # it runs as another user now
                 (kill or os.kill)(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -434,9 +525,8 @@ class Logs:
     def __init__(self, code_file: str) -> None:
         self.next_s = LOOK_S
         """Seconds until the next look: fewer while output grows fast."""
-        attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
-        self._folder = os.path.join(attempt, "logs")
-        self._unit, self._sizes = unit, dict[str, int]()
+        self._folder = os.path.join(os.path.dirname(code_file), "logs")
+        self._unit, self._sizes = _unit(code_file), dict[str, int]()
         self._looked_s = self._sought_s = float("-inf")
         self._is_looking = False
 

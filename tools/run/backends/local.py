@@ -62,6 +62,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, 
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 KEEPER_AS: Final = str(Path(__file__).with_name("keep_as.py"))
+CONTAINER: Final = str(Path(__file__).with_name("contain.py"))
 _KEEPERS: Final = frozenset((Path(KEEPER).name, Path(KEEPER_AS).name))
 OF_KEEPER: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
 """What the keeper of another account's unit needs of its environment, which may hold anything."""
@@ -94,6 +95,8 @@ class LocalBackend:
         """Which units of an attempt ran at the last look."""
         self._launched: dict[Handle, LaunchRecord] = {}
         """Of attempts started by this process: a job may remove its own folder."""
+        self._ending: dict[Path, int] = {}
+        """By the note of a container, the process that removes it."""
         self._nodes: Sequence[NodeInfo] | None = None
         self.limits = UnitLimits(cluster)
         """What units may take of this machine."""
@@ -207,7 +210,7 @@ class LocalBackend:
             )
             self._end_groups(handle, only)
             if handle.kept is None:
-                self._remove_scratch(handle, only)
+                self._remove_what_is_left(handle, only)
             return
         for keeper in keepers:
             try:
@@ -224,13 +227,23 @@ class LocalBackend:
                 group.kill()
                 group.remove()
 
-    def _remove_scratch(self, handle: Handle, only: Collection[int] | None) -> None:
-        """What keepers that were killed have left."""
+    def _remove_what_is_left(self, handle: Handle, only: Collection[int] | None) -> None:
+        """Temporary files and containers of keepers that were killed."""
         record = self._record(handle)
         for index, unit in enumerate(record.units if record else ()):
             if only is None or index in only:
+                self._end_container(handle.files.container(index))
                 env = node_environment(os.environ, unit.env)
                 remove_scratch(scratch_of(str(handle.files.exit_code(index)), env))
+
+    def _end_container(self, note: Path) -> None:
+        """Have a container ended that is left, without waiting for it."""
+        before = self._ending.get(note)
+        if note.exists() and (before is None or before not in self._children or self._reap(before)):
+            argv = (sys.executable, "-I", "-S", CONTAINER, "--remove", str(note))
+            with open(os.devnull, "wb") as output:
+                self._ending[note] = pid = spawn(argv, node_environment(os.environ, {}), output)
+            self._children[pid] = ""
 
     @with_own_files
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:

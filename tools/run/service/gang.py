@@ -29,8 +29,8 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from pliant.schemas.event import Event
 from pliant.tools.profile.torchrun.start import ERROR_LINE, last_lines, last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
-from pliant.tools.run.service.allocation import Assignment, Slot, by_node
-from pliant.tools.run.service.commands import aborted, assignment_of, by_torchrun, next_plan
+from pliant.tools.run.service.allocation import Assignment, Slot
+from pliant.tools.run.service.commands import aborted, assignment_of, by_torchrun, groups_of, next_plan
 from pliant.tools.run.service.members import (
     YOUNG_S,
     Ending,
@@ -554,8 +554,8 @@ class Gang:
     def _places(self, units: Iterable[int]) -> str:
         """Where units are, as text: a unit whose workers do not change has a whole node."""
         if not self.target.job.changes_in_place:
-            nodes = list(by_node(self.target.slots))
-            return ", ".join(nodes[unit] for unit in units)
+            groups = groups_of(self.target)
+            return ", ".join(dict.fromkeys(groups[unit][0].node for unit in units))
         return slots_text(self._members.slot(worker) for worker in units)
 
     def _idle(self) -> dict[int, float]:

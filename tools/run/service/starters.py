@@ -75,6 +75,8 @@ def settled(job: Job) -> tuple[Job, str]:
     try:
         if (program := _program(job)) is not None:
             return _with(job, "program", program.command), program.why
+        if job.tasks is not None:
+            return _with(job, "python", job.command), f"a task for each {job.tasks}"
         source = _source(job.script, Path(job.workdir or "."))
     except OSError:
         return job, ""
@@ -93,7 +95,7 @@ def python_obstacle(job: Job) -> str | None:
 
     :param job: settled.
     """
-    if (python := job.own_python) is None or job.launcher == "program":
+    if (python := job.own_python) is None or job.launcher == "program" or job.container is not None:
         return None
     named = str(Path(job.workdir or ".") / python) if "/" in python else python
     found = shutil.which(named, path=job.env.get("PATH"))
@@ -133,11 +135,12 @@ def _missing_in(python: str, folders: str) -> str:
 
 def by_what(job: Job) -> str:
     """What starts a settled job, in words."""
+    number = "one process" if job.tasks is None else f"a process for each {job.tasks}"
     if job.launcher == "program":
-        return "one process, as it is"
+        return f"{number}, as it is"
     if job.launcher == "torchrun" or job.names_torchrun or (job.launcher is None and job.gpus.requested > 1):
         return f"torchrun, a worker for each of {job.gpus.requested} GPUs"
-    return "one process, by Python"
+    return f"{number}, by Python"
 
 
 def is_a_name(word: str) -> bool:
@@ -162,8 +165,9 @@ def _program(job: Job) -> _Program | None:
     path = Path(job.workdir or ".") / first
     if path.is_file():
         return _program_in(job, path, (first if "/" in first else f"./{first}", *rest))
-    if not is_a_name(first) or shutil.which(first, path=job.env.get("PATH")) is None:
-        return None
+    here = job.container is None
+    if not is_a_name(first) or (here and shutil.which(first, path=job.env.get("PATH")) is None):
+        return None if here or not first.startswith("/") else _Program((first, *rest), "it is in the image")
     return _Program((first, *rest), f'"{first}" is a program')
 
 

@@ -85,7 +85,7 @@ def assign(
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
     limits = withheld or Withheld()
-    moving = dict(targets) if demands is not None else targets
+    moving = targets
     stay: set[str] = set()
     while True:
         if stay:
@@ -102,9 +102,10 @@ def assign(
         if without is None:
             return places
         target = moving[without]
-        if jobs[without].room is not None and target.placement is not None and isinstance(moving, dict):
+        if jobs[without].room is not None and target.placement is not None:
             kind = free.node(target.placement[0][0]).gpu_type
-            moving[without] = target._replace(gpu_type=kind, placement=None, servers=None)
+            elsewhere = target._replace(gpu_type=kind, placement=None, servers=None)
+            moving = {**moving, without: elsewhere}
         else:
             stay.add(without)
 
@@ -112,7 +113,7 @@ def assign(
 def is_plain_start(job: JobState, target: Target) -> bool:
     """Whether a job that holds and demands nothing else gets GPUs, wherever they are free."""
     gpus, gpu_type, _, placement, _, beside = target
-    plain = gpus > 0 and not job.gpus and placement is None and beside is None and job.any_node
+    plain = gpus > 0 and not job.gpus and placement is None and beside is None and not job.takes_room
     return plain and (gpu_type is None or job.types is None or gpu_type in job.types)
 
 
@@ -130,7 +131,10 @@ def start(
     """
     gpus, gpu_type, batch, _, _, _ = target
     types = _types_fastest_first(job, gpus, speeds) if gpu_type is None else (gpu_type,)
+    hidden = free.hide(job.barred) if job.barred else ()
     place = free.choose(gpus, types, per_replica=job.per_replica)
+    if hidden:
+        free.give(hidden)
     if place is None:
         return None
     may_be_cut = sizes_jobs and may_get_fewer(job, target)
@@ -239,7 +243,7 @@ def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, worl
     withheld, left = world.withheld, world.demands
     if gpus_of(gpus) != target.gpus or withheld.held_until_s(job.id) is not None:
         return None
-    if any(name in withheld.hidden_from(job.id) for name, _ in gpus):
+    if any(name in withheld.hidden_from(job.id) for name, _ in gpus) or world.free.bars(gpus, job.barred):
         return None
     if world.free.splits(gpus, job.per_replica):
         return None
@@ -262,6 +266,8 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
     if job.types is not None and target.gpus:
         named = target.placement and free.node(target.placement[0][0]).gpu_type
         if not job.may_use(named or target.gpu_type or job.types[0]):
+            return None
+        if job.barred and free.bars(target.placement or (), job.barred):
             return None
     if left is None or job.room is None:
         gpus = _allowed(job, target, world) if target.gpus else _NO_PLACE
@@ -323,7 +329,11 @@ def _choose(job: JobState, target: Target, world: _World) -> NodeGpus | None:
     if target.gpu_type is None:
         types = _types_fastest_first(job, target.gpus, world.speeds)
     stays = bool(world.cut) and world.stays(job, target)
-    return free.choose(target.gpus, types, keep=job.placement, per_replica=job.per_replica, stays=stays)
+    hidden = free.hide(job.barred) if job.barred else ()
+    place = free.choose(target.gpus, types, keep=job.placement, per_replica=job.per_replica, stays=stays)
+    if hidden:
+        free.give(hidden)
+    return place
 
 
 def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> Sequence[str]:
@@ -347,27 +357,19 @@ class Demands:
             self._book(job, job.placement, job.servers)
 
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
-        """Free GPUs of no use to the job: it may not run there, or the node lacks what its workers need.
-
-        Types on which it may not run need not be hidden: none of them is chosen for it.
-        """
-        demand, constraint = job.spec.resources.worker, self._capacities.constraint_of(job.spec)
-        if not demand and (constraint is None or constraint.is_of_types):
+        """Free GPUs of no use to the job: their node lacks what its workers need."""
+        demand = job.spec.resources.worker
+        if not demand:
             return ()
         found = []
         for index, node in enumerate(self._capacities.nodes):
             spare = free.free_on(node.name)
-            allowed = constraint is None or constraint.allows(node)
-            useful = fitting(self._left_on(index), demand, spare) if allowed else 0
-            if spare > useful:
-                found.append((node.name, spare - useful))
+            if spare and (useless := spare - fitting(self._left_on(index), demand, spare)):
+                found.append((node.name, useless))
         return tuple(found)
 
     def fits(self, job: JobState, place: NodeGpus) -> bool:
-        demand, constraint = job.spec.resources.worker, self._capacities.constraint_of(job.spec)
-        nodes = (self._capacities.nodes[self._index[name]] for name, _ in place)
-        if constraint is not None and not all(map(constraint.allows, nodes)):
-            return False
+        demand = job.spec.resources.worker
         return all(fitting(self._left_on(self._index[name]), demand, count) == count for name, count in place)
 
     def take(self, job: JobState, place: NodeGpus, named: NodeGpus | None, free: FreeGpus) -> NodeGpus | None:
@@ -391,8 +393,11 @@ class Demands:
             if suits and all(self._room(name, demand, count) == count for name, count in chosen or ()):
                 return chosen
         found = []
+        constraint = self._capacities.constraint_of(job.spec)
         for index in self._server_nodes(demand) if missing else ():
-            name = self._capacities.nodes[index].name
+            node, name = self._capacities.nodes[index], self._capacities.nodes[index].name
+            if constraint is not None and not constraint.allows(node):
+                continue
             if name in up and (count := self._room(name, demand, missing)):
                 found.append((index, name, count))
                 missing -= count

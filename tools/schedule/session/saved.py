@@ -248,9 +248,17 @@ class _SavedState(JobState):
     def requested(self) -> int:  # type: ignore[override]  # it follows from what is looked up
         return self.spec.gpus.requested
 
+    @requested.setter
+    def requested(self, gpus: int) -> None:
+        del gpus
+
     @property
     def min_gpus(self) -> int:  # type: ignore[override]  # it follows from what is looked up
         return self.spec.min_gpus
+
+    @min_gpus.setter
+    def min_gpus(self, gpus: int) -> None:
+        del gpus
 
 
 def encode_state(state: JobState) -> bytes:

@@ -158,6 +158,11 @@ class Session(ClusterState):
         state.is_pinned = self._dwell.pins and not job.can_save
         return state
 
+    def update(self, job_id: str, time_s: float, spec: Job) -> None:
+        super().update(job_id, time_s, spec)
+        self.jobs[job_id].is_pinned = self._dwell.pins and not spec.can_save
+        self._outlasts_ends = False
+
     def decide(self, time_s: float) -> list[Transition]:
         """Ask the policy, check its answer, place it. Transitions that free GPUs come first.
 
@@ -451,6 +456,8 @@ class Session(ClusterState):
         accumulates = self.policy.accumulates
         place = start(job, target, self.free, self.speeds, sizes_jobs=trims, accumulates=accumulates)
         if place is None:
+            if job.barred:
+                self._refused.append(Change(time_s, "lost", job))
             return None
         return self._begin(job, place, target.global_batch or job.global_batch, time_s)
 
@@ -501,7 +508,7 @@ class Session(ClusterState):
         moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
         if not moving:
             return {}
-        demanding = bool([job_id for job_id in moving if not jobs[job_id].any_node])
+        demanding = bool([job_id for job_id in moving if jobs[job_id].takes_room])
         try:
             return assign(
                 moving,
@@ -520,7 +527,7 @@ class Session(ClusterState):
             raise PolicyError.broke_rule(self.policy.name, what) from None
 
     def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
-        staying = (job for job in self.jobs.values() if job.gpus and not job.any_node)
+        staying = (job for job in self.jobs.values() if job.gpus and job.takes_room)
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
 
 

@@ -335,8 +335,12 @@ def check_where_jobs_may_run(make: Factory) -> None:
     """Jobs that may run on some GPUs only are on these, whatever happens, and all that fit there end."""
     import numpy as np
 
-    sizes = (node(4, 1, "a"), 40), (node(2, 2, "b"), 16), (node(3, 1, "b"), 24)
-    nodes = cluster(*(each | {"gpu_memory": gigabytes * 10**9} for each, gigabytes in sizes))
+    sizes = (
+        (node(4, 1, "a"), 40, {"nvlink": ""}),
+        (node(2, 2, "b"), 16, {"rack": "r1"}),
+        (node(3, 1, "b"), 24, {}),
+    )
+    nodes = cluster(*(each | {"gpu_memory": gb * 10**9, "labels": labels} for each, gb, labels in sizes))
     room = Capacities(nodes.nodes).room
     jobs = [job for job in constrained(_of_known_work(24)) if max(room(job).values()) >= job.gpus.requested]
     held, _ = _story(make, jobs, nodes)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -61,6 +62,10 @@ def in_words(started: Iterable[Unit]) -> str:
     return text.replace(str(ONE_WORKER), "ONE_WORKER").replace(str(RUN_TORCHRUN), "RUN_TORCHRUN")
 
 
+def task(each: str) -> Job:
+    return job("a", gpus=3, command=("./solve", "x"), workdir="/w", launcher="program", tasks=each)
+
+
 ADDRESSES = {f"n{i}": NodeInfo(f"n{i}", 4, address=f"10.0.0.{i + 1}") for i in range(2)}
 RELAUNCHED = elastic(resize="relaunch", batch=32)
 OWN_ENV = {"OMP_NUM_THREADS": "2", "PLIANT_SLOT": "n9/9", "DATA": "/data"}
@@ -82,6 +87,10 @@ REPLICAS = job("a", gpus=4, each=2, command=("train.py",), workdir="/w")
         ),
         pytest.param(made(RELAUNCHED, "n0/3"), id="relaunched, torchrun on one slot too"),
         pytest.param(made(RELAUNCHED, "n0/0", "n0/1", "n1/0"), id="relaunched, two nodes"),
+        *(
+            pytest.param(made(task(each), "n0/0", "n0/1", "n1/0"), id=f"a program for each {each}")
+            for each in ("node", "slot")
+        ),
         pytest.param(made(REPLICAS, "n0/1", "n1/0", "n0/0", "n1/2"), id="replicas"),
     ],
 )
@@ -155,3 +164,29 @@ def test_wherever_a_launcher_dies_the_plan_in_force_has_a_copy(tmp_path: Path) -
 def test_what_other_launchers_left_in_the_environment_is_dropped() -> None:
     base = {"RANK": "3", "MASTER_PORT": "1", "SLURM_JOB_ID": "9", "PLIANT_PROFILE": "x", "HOME": "/h"}
     assert child_environment(base, {"A": "1"}) == {"HOME": "/h", "A": "1"}
+
+
+def test_each_worker_gets_the_files_that_its_job_names() -> None:
+    def orders(spec: Job, *slots: str, first: int = 0) -> list[tuple[list[str], list[str], bool]]:
+        found = units(target(spec, *slots), FOLDER, ATTEMPT, ADDRESSES, 1, first=first)
+        read = [json.loads(unit.env["PLIANT_OUTPUT"]) for unit in found]
+        assert all(order["truncate"] for order in read)
+        return [(order["output"], order["error"], order["owner"]) for order in read]
+
+    spec = rigid(3).model_copy(update={"output": "%N-%r"})
+    assert orders(spec, "n0/0", "n0/1", "n1/0") == [
+        (["/w/n0-0", "/w/n0-1"],) * 2 + (True,),
+        (["/w/n1-2"],) * 2 + (True,),
+    ]
+    # Of units that share a file the first one opens it; later ones never do.
+    spec = elastic(output="%j.out", error="/e")
+    shared = (["/work dir/a.out"], ["/e"])
+    assert orders(spec, "n0/0", "n0/1") == [(*shared, True), (*shared, False)]
+    assert orders(spec, "n0/2", first=2) == [(*shared, False)]
+    assert orders(elastic(error="e%r"), "n0/2", first=2) == [([], ["/work dir/e2"], True)]
+    # One unit of each node looks at the code.
+    seen = [
+        json.loads(unit.env.get("PLIANT_CODE", "null")) for unit in made(elastic(), "n0/0", "n0/1", "n1/0")
+    ]
+    looks = {"python": sys.executable, "command": ["train.py", "--lr", "1"]}
+    assert seen == [looks, None, looks]
