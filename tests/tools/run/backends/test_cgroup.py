@@ -122,8 +122,12 @@ def test_where_there_are_none_that_is_said(host: Host, monkeypatch: pytest.Monke
     monkeypatch.setattr(cgroup.os, "access", lambda *_: False)
     monkeypatch.setattr(cgroup.os, "geteuid", lambda: 1000)
     assert host.place().missing["memory"] == f"this account may not make groups in {own}"
-    host.mount("cgroup2", "", "/user")
-    assert set(host.place(systemd=True).missing.values()) == {"only root gets scopes of systemd that last"}
+    own = host.mount("cgroup2", "", "/user")
+    assert host.place(systemd=True).missing["pids"] == f"this account may not make groups near {own}"
+    monkeypatch.setattr(cgroup.os, "geteuid", lambda: 0)
+    assert {*host.place(systemd=True).missing.values()} == {
+        "there is no busctl to ask systemd for a scope with"
+    }
 
 
 def test_where_systemd_runs_a_unit_is_in_a_scope_of_its_own(

@@ -249,7 +249,16 @@ def test_programs_get_every_field_that_is_documented(busy: StateDir, capsys: Cap
     assert (second["samples_per_second"], second["heard_at"]) == (None, None)
     result = Watcher(busy.path).look(ahead=True)
     document = json.loads(status_document(result, (), NOW_S))
-    named = {*job_fields(statuses(result, NOW_S)[0], Path()), *document, "history", "error_lines", "code", "code_differences", *STATES, *first}
+    named = {
+        *job_fields(statuses(result, NOW_S)[0], Path()),
+        *document,
+        "history",
+        "error_lines",
+        "code",
+        "code_differences",
+        *STATES,
+        *first,
+    }
     text = (Path(__file__).resolve().parents[4] / "docs" / "running-json.md").read_text()
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 
