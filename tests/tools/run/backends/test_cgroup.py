@@ -225,7 +225,7 @@ def test_a_command_runs_without_a_group_that_cannot_be_had(
         limited = keep.CommandGroup(text, None)
         with limited.inside():
             pass
-        assert limited.end(os.kill) is None
+        assert limited.end(os.kill, ()) is None
         assert "the command has no limits, as it has no control group: " in capsys.readouterr().err
 
 
