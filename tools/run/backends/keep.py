@@ -148,17 +148,22 @@ def keep(
     if terminated:
         kill(child[0], terminated[-1])
     helpers.start()
-    code = _reaped(child)
-    killed = limited.end(kill, helpers.pids)
-    helpers.finish(kill)
-    return words.end(code, killed)
+    return words.end(*end_of(child, limited, helpers, kill))
 
 
-def _reaped(child: list[int]) -> int:
-    """Wait for the command; returns its exit code, negative for a signal."""
+def end_of(
+    child: list[int], limited: CommandGroup, helpers: Helpers, kill: Callable[[int, int], None]
+) -> tuple[int, dict[str, int] | None]:
+    """Wait for the command, and end what is left of it; returns what :meth:`Words.end` takes.
+
+    :param child: its pid, which is taken away.
+    """
     wait_for(child[0])
     pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _, status = os.waitpid(pid, 0)
+    killed = limited.end(kill, helpers.pids)
+    helpers.finish(kill)
+    return os.waitstatus_to_exitcode(status), killed
 
 
 class Helpers:

@@ -129,11 +129,21 @@ def units(
         env |= for_keepers[index]
         if job.container is not None and job.container.runtime == "pyxis":
             env[ENV_SLURM] = ""  # its step fills it in
-        here = sum(slot.node == slots[0].node for slot in slots)
-        demand = {name: each * here for name, each in job.resources.worker.items()}
-        folder = job.workdir or str(Path.cwd())
-        made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
+        made.append(_unit(job, slots, argv, env, account))
     return made
+
+
+def _unit(
+    job: Job,
+    slots: Sequence[Slot],
+    argv: tuple[str, ...],
+    env: dict[str, str],
+    account: Credentials | None,
+) -> Unit:
+    node = slots[0].node
+    here = sum(slot.node == node for slot in slots)
+    demand = {name: each * here for name, each in job.resources.worker.items()}
+    return Unit(node, argv, job.workdir or str(Path.cwd()), env, account, slots=here, demand=demand)
 
 
 def _command(
