@@ -35,11 +35,10 @@ from pliant.tools.profile.torchrun.start import (
     standalone,
     torchrun,
 )
-from pliant.tools.run.backends.contain import ENV_SLURM
 from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
-from pliant.tools.run.service.containers import words
+from pliant.tools.run.service.containers import step_variables, words
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
@@ -101,27 +100,20 @@ def units(
     python, opened = job.own_python, set[str]()
     for index, slots in enumerate(groups):
         number = first + index
-        logs = attempt.logs / str(number)
         inside: tuple[str, ...] = ()
         if job.container is not None:
             inside = words(job.container, attempt.container(number), (job_dir,), tuple(job.env))
-        if by_torchrun(target):
-            meets = _rendezvous(target, index, nodes, port)
-            argv = (*inside, *torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside)))
-            own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
-        elif not job.changes_in_place:
-            is_program, command = job.launcher == "program", job.command or ()
-            argv = one_program((*inside, *(command if is_program else in_python(job.script, python))), logs)
-            own = {ENV_SLOT: SLOT_FROM_RANK}
-        else:
-            argv = one_program((*inside, *in_python(job.script, python)), logs)
+        meets = _rendezvous(target, index, nodes, port)
+        argv = _command(target, len(slots), meets, attempt.logs / str(number), inside)
+        if job.changes_in_place:
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
-        if job.is_one_process and job.tasks is not None:
-            own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
-        if not job.changes_in_place:
+        else:
+            own = {ENV_SLOT: SLOT_FROM_RANK, **(NO_STORE if by_torchrun(target) else {})}
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
             if job.batch.size is not None:
                 own[ENV_BATCH] = str(job.batch.size)
+        if job.is_one_process and job.tasks is not None:
+            own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
         if job.elastic == "size+batch":
             own[ENV_NOISE] = "1"
         if job.gpus.per_replica > 1:
@@ -143,13 +135,27 @@ def units(
             runs_python = job.launcher != "program" and job.container is None
             looks = {"python": python or (sys.executable if runs_python else ""), "command": job.command}
             env[ENV_CODE] = json.dumps(looks)
-        if job.container is not None and job.container.runtime == "pyxis":
-            env[ENV_SLURM] = ""  # its step fills it in
+        env |= step_variables(job.container)
         here = sum(slot.node == slots[0].node for slot in slots)
         demand = {name: each * here for name, each in job.resources.worker.items()}
         folder = job.workdir or str(Path.cwd())
         made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
     return made
+
+
+def _command(
+    target: Assignment, workers: int, meets: Sequence[str], logs: Path, inside: Sequence[str]
+) -> tuple[str, ...]:
+    """The argument list of one unit.
+
+    :param meets: where its torchrun, if it is one, meets the others.
+    :param inside: what starts the container that it is in.
+    """
+    job, python = target.job, target.job.own_python
+    if by_torchrun(target):
+        return (*inside, *torchrun(job.script, workers, meets, logs, python, by_module=bool(inside)))
+    command = (job.command or ()) if job.launcher == "program" else in_python(job.script, python)
+    return one_program((*inside, *command), logs)
 
 
 def _output_order(job: Job, attempt: int, node: str, ranks: Iterable[int], user: str) -> dict[str, Any]:
