@@ -35,11 +35,10 @@ from pliant.tools.profile.torchrun.start import (
     standalone,
     torchrun,
 )
-from pliant.tools.run.backends.contain import ENV_SLURM
 from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
-from pliant.tools.run.service.containers import words
+from pliant.tools.run.service.containers import step_variables, words
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
@@ -112,12 +111,12 @@ def units(
         argv, own = _command(target, slots, inside, attempt.logs / str(number), meets)
         if job.changes_in_place:
             own[ENV_WORKER] = str(number)
-        if job.is_one_process and job.tasks is not None:
-            own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
         if not job.changes_in_place:
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
             if job.batch.size is not None:
                 own[ENV_BATCH] = str(job.batch.size)
+        if job.is_one_process and job.tasks is not None:
+            own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
         if job.elastic == "size+batch":
             own[ENV_NOISE] = "1"
         if job.gpus.per_replica > 1:
@@ -127,8 +126,7 @@ def units(
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
         env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name}
         env |= for_keepers[index]
-        if job.container is not None and job.container.runtime == "pyxis":
-            env[ENV_SLURM] = ""  # its step fills it in
+        env |= step_variables(job.container)
         made.append(_unit(job, slots, argv, env, account))
     return made
 
