@@ -89,8 +89,8 @@ class Sources:
         cluster = own_cluster(jobs) if self.cluster is None else read_cluster(self.cluster)
         if self.shares is not None:
             cluster = cluster.model_copy(update={"shares": read_shares(self.shares)})
-        found = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
-        return replace(found, name=trace_name(self.jobs), is_own_cluster=self.cluster is None)
+        inputs_read = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
+        return replace(inputs_read, name=trace_name(self.jobs), is_own_cluster=self.cluster is None)
 
 
 @dataclass(frozen=True)
@@ -141,15 +141,15 @@ class Inputs:
                 stay += len(types) > 1 and job.gpus.types is None
             elif "trace" in job.labels and (kind := job.labels.get(RECORDED_TYPE)):
                 lacking[kind] += 1
-        found = []
+        texts = []
         if stay:
             jobs = "1 job stays" if stay == 1 else f"{stay:,} jobs stay"
-            found.append(f"{jobs} on the GPU type that the trace recorded, unless gpus.types says otherwise")
+            texts.append(f"{jobs} on the GPU type that the trace recorded, unless gpus.types says otherwise")
         if lacking:
             times = "as long as recorded" if len(types) == 1 else "as long as recorded on the mean of them"
             where = f"the cluster lacks the recorded GPU types {listed(sorted(lacking))}"
-            found.append(f"{where}: {counted(lacking.total(), 'job')} may run on any, and take {times}")
-        return [Assumption(kind="recording", text=text) for text in found]
+            texts.append(f"{where}: {counted(lacking.total(), 'job')} may run on any, and take {times}")
+        return [Assumption(kind="recording", text=text) for text in texts]
 
     @cached_property
     def profile_hash(self) -> str | None:

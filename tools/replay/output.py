@@ -222,10 +222,10 @@ def summary_path(path: str) -> str:
 def read_summary(path: str) -> dict[str, Any]:
     """The fields of a summary; none if it is missing or damaged, for the event file is what counts."""
     try:
-        found = json.loads(Path(path).read_bytes())
+        summary = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def parquet_bytes(log: EventLog) -> bytes:
@@ -369,11 +369,11 @@ def _replaced(block: pa.RecordBatch, name: str, values: Mapping[int, Any]) -> pa
     import pyarrow as pa
 
     column = block.schema.get_field_index(name)
-    found = block.column(column).to_pylist()
+    changed = block.column(column).to_pylist()
     for row, value in values.items():
-        found[row] = value
+        changed[row] = value
     columns = block.columns
-    columns[column] = value_array(found, columns[column].type)
+    columns[column] = value_array(changed, columns[column].type)
     return pa.record_batch(columns, schema=block.schema)
 
 
