@@ -69,7 +69,7 @@ def submit(
         typer.Option(
             "--gpus",
             metavar="N|N-M|N,M",
-            help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic.",
+            help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic; 0: none.",
             show_default="1, or what pliant.toml says",
         ),
     ] = None,
@@ -97,7 +97,7 @@ def submit(
         typer.Option(
             "--cpus",
             min=0,
-            help="Of a script: CPU cores for each of its GPUs.",
+            help="Of a script: CPU cores for each of its GPUs, with --gpus 0 in all.",
             show_default="none in particular",
         ),
     ] = None,
@@ -107,7 +107,7 @@ def submit(
             "--memory",
             parser=size(),
             metavar=SIZE_SHOWN,
-            help="Of a script: main memory for each of its GPUs.",
+            help="Of a script: main memory for each of its GPUs, with --gpus 0 in all.",
             show_default="none in particular",
         ),
     ] = None,
@@ -526,6 +526,8 @@ def _where(
 def _sizes(gpus: str) -> dict[str, Any]:
     """:raises UsageError: it is neither a number nor two of them, nor a list of rising ones."""
     found = _GPUS.fullmatch(gpus)
+    if gpus == "0":
+        return {"gpus": {"requested": 0}}
     if found is None or not int(found[1]) or int(found[2] or found[1]) < int(found[1]):
         listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
         if not listed or any(size <= before for before, size in pairwise([0, *listed])):

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pliant.schemas.file_io.record import (
     FORM,
     MOST,
+    MOST_GPUS,
     NODE_NAME,
     BatchSize,
     BoundedFloat,
@@ -46,6 +47,7 @@ Awaited = Literal["ok", "any", "failed"]
 ExitCode = Annotated[int, Field(ge=-64, le=255)]
 Launcher = Literal["program", "python", "torchrun"]
 Tasks = Literal["node", "slot"]
+RequestedGpus = Annotated[int, Field(ge=0, le=MOST_GPUS)]
 TypeName = Annotated[str, Field(min_length=1)]
 NodeName = Annotated[str, Field(pattern=NODE_NAME)]
 PowersOfTwo = Literal["powers-of-two"]
@@ -98,9 +100,9 @@ _Sizes = Annotated[
 class Gpus(Record):
     """How many GPUs (or CPU slots) a job asks for and can use."""
 
-    requested: GpuCount = Field(default_factory=_filled_in)
-    """The default size: what a scheduler that does not resize jobs gives, and the base of the demand.
-    Default: min, else per_replica."""
+    requested: RequestedGpus = Field(default_factory=_filled_in)
+    """The default size: what a scheduler that does not resize jobs gives, and the base of the demand. 0: it
+    needs cores and memory only (``resources.worker``), of one node. Default: min, else per_replica."""
     min: GpuCount | None = None
     """Smallest size that runs. Default: requested for a job that is not elastic, else per_replica."""
     max: GpuCount | None = None
@@ -127,6 +129,10 @@ class Gpus(Record):
             self._refuse_wrong_sizes(self.sizes)
         if values["requested"] is None:
             values["requested"] = self.min or self.least
+        if self.requested == 0:
+            for name in ("min", "max", "sizes", "types", "memory"):
+                if values[name] is not None:
+                    raise broken_rule("is about GPUs, and gpus.requested is 0: leave it out", f"/{name}")
         _refuse_crossed("gpus", "requested", self.requested, self.min, self.max)
         if self.per_replica > 1:
             for name in ("requested", "min", "max"):
@@ -348,7 +354,8 @@ class ResourceDemand(Record):
     """
 
     worker: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    """Of one worker, which holds one of the job's GPUs (or CPU slots)."""
+    """Of one worker, which holds one of the job's GPUs (or CPU slots); of a job without GPUs, of all of it,
+    by default one cpu."""
     ps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Of one parameter server; there are enough of them for the bandwidth of all workers, at least one, and
     at most as many as workers. Default: the job has none."""
@@ -465,6 +472,8 @@ class Job(Record):
             values["submit_time"] = 0.0
         if values["gpus"] is None:
             values["gpus"] = Gpus()
+        if self.on_cpus:
+            self._settle_on_cpus(values)
         if values["model"] is None:
             if not (name := _script_name(self.script)):
                 raise broken_rule("is missing, expected a key into the profile, or a command", "/model")
@@ -472,17 +481,8 @@ class Job(Record):
         self._refuse_what_cannot_be_passed_on()
         if self.resize == "relaunch":
             self._settle_relaunch(values)
-        if self.launcher is not None and self.elastic != "none":
-            text = (
-                f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
-            )
-            raise broken_rule(text, "/launcher")
-        starts_workers = self.elastic != "none" or self.launcher == "torchrun" or self.names_torchrun
-        if self.tasks is not None and starts_workers:
-            text = (
-                f"'{self.tasks}' contradicts torchrun and elastic jobs, which start their workers themselves"
-            )
-            raise broken_rule(text, "/tasks")
+        if self.launcher is not None or self.tasks is not None:
+            self._refuse_two_starters()
         if self.nodes or self.only is not None:
             self._refuse_wrong_nodes()
         if self.id in self.after:
@@ -496,6 +496,28 @@ class Job(Record):
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
         return self
+
+    def _refuse_two_starters(self) -> None:
+        if self.launcher is not None and self.elastic != "none":
+            text = (
+                f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
+            )
+            raise broken_rule(text, "/launcher")
+        if self.tasks and (self.elastic != "none" or self.launcher == "torchrun" or self.names_torchrun):
+            text = f"'{self.tasks}' contradicts torchrun and elastic jobs, which start their own workers"
+            raise broken_rule(text, "/tasks")
+
+    def _settle_on_cpus(self, values: dict[str, Any]) -> None:
+        """It is one process, on one core if it does not say otherwise."""
+        for name, plain in (("elastic", "none"), ("resize", "in-place"), ("tasks", None)):
+            if values[name] != plain:
+                raise broken_rule("is about GPUs, and gpus.requested is 0: leave it out", f"/{name}")
+        if self.launcher == "torchrun" or self.names_torchrun:
+            raise broken_rule("is for workers on GPUs, and gpus.requested is 0", "/launcher")
+        if self.resources.ps:
+            raise broken_rule("is about workers on GPUs, and gpus.requested is 0", "/resources/ps")
+        if not self.resources.worker.get("cpu"):
+            values["resources"] = ResourceDemand(worker={**self.resources.worker, "cpu": 1.0})
 
     def _refuse_wrong_nodes(self) -> None:
         if self.only == ():
@@ -555,7 +577,7 @@ class Job(Record):
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
         only if another job does not finish, has limits, says when it is retried, names its launcher, tasks or
-        Python, or says on which nodes it may run.
+        Python, says on which nodes it may run, or needs no GPU.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
         if (
@@ -564,6 +586,7 @@ class Job(Record):
             or self.python is not None
             or self.tasks
             or self.names_nodes
+            or self.on_cpus
         ):
             return 8
         if "failed" in self.after.values():
@@ -580,6 +603,11 @@ class Job(Record):
             return 3
         unsized = self.work is not None and self.work_gap is not None
         return 2 if unsized else int(not self.shares_gpus)
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether it needs no GPU."""
+        return self.gpus.requested == 0
 
     @property
     def takes_room(self) -> bool:

@@ -217,6 +217,9 @@ def _unknown_work(
             needed = "samples, epochs with dataset_size, iterations or gpu_seconds"
             yield f'job "{job.id}" {job.work_gap}, a replay needs {needed}'
             continue
+        if job.on_cpus and not isinstance(job.work, GpuTimeWork):
+            yield f'job "{job.id}" needs no GPU, a replay needs its seconds as work.gpu_seconds'
+            continue
         sizes = (job.gpus.requested, job.gpus.per_replica, constraint_of(job, speeds.gpu_types))
         kind = (job.model, job.batch.size, job.batch.per_gpu_max, sizes, _magnitude(job.work))
         if kind in good:

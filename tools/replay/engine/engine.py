@@ -127,7 +127,7 @@ class Engine:
         self._now_s = now_s
         self._must_ask = True
         for job in self.session.jobs.values():
-            row = self.log.add(now_s, "progress", job.id, gpus=job.gpus, placement=job.placement)
+            row = self.log.add(now_s, "progress", job.id, gpus=job.log_gpus, placement=job.placement)
             self._running.take_over(job, row, now_s)
 
     def ask_after(self, changes: int) -> None:
@@ -310,12 +310,12 @@ class Engine:
         for job_id, said in session.admissions.items():
             if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
-                self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
+                self.log.add(now_s, "progress", job_id, gpus=job.log_gpus, detail=words)
         if session.commands.hopeless:
             self._cancel_hopeless(now_s)
         if self._forecasts is not None:
             for job, detail in self._forecasts.due(session, now_s):
-                self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
+                self.log.add(now_s, "progress", job.id, gpus=job.log_gpus, detail=compact_json(detail))
 
     def _note_teams(self, now_s: float) -> None:
         """Log how teams stand, where that has changed."""
@@ -345,7 +345,7 @@ class Engine:
             now_s,
             name,
             job.id,
-            gpus=job.gpus,
+            gpus=job.log_gpus,
             placement=job.placement,
             global_batch=job.global_batch,
             samples_done=done,

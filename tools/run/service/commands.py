@@ -157,9 +157,11 @@ def ranked(target: Assignment) -> tuple[Slot, ...]:
 
 def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) -> dict[str, str]:
     """What tells the libraries in use about the slots, and what the job adds."""
-    devices = nodes[slots[0].node].devices
+    devices = None if job.on_cpus else nodes[slots[0].node].devices
     own = {} if job.array is None else {ENV_ARRAY_INDEX: str(job.array.index)}
     own = {"PYTHONHASHSEED": str(zlib.crc32(job.id.encode()))} | own | job.env  # sets in the same order
+    if job.on_cpus:
+        return {"PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": ""}
     if devices is None:
         return {**ONE_THREAD, "PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": ""}
     visible = ",".join(devices[slot.index] for slot in slots if slot.node == slots[0].node)

@@ -293,6 +293,7 @@ def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
         if allocation.gpus and not allocation.placement:
             problems.append(Problem(source, None, f"{where}/placement", "is empty, expected nodes"))
         shares = allocation.beside is not None and allocation.beside < allocation.job
+        shares = shares or (allocation.job in known and known[allocation.job].on_cpus)
         for node, count in () if shares else allocation.placement:  # those of two count once
             left[node] = left.get(node, 0) - count
             if left[node] < 0:

@@ -15,7 +15,15 @@ from pliant.schemas.job import Job
 from pliant.schemas.job_table import JobForm
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.jobs import WAITING, JobState, NodeGpus, NodeState, gpus_of, node_states
+from pliant.tools.schedule.jobs import (
+    SAMPLES_WITHOUT_GPU,
+    WAITING,
+    JobState,
+    NodeGpus,
+    NodeState,
+    gpus_of,
+    node_states,
+)
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.session.awaited import wait_of
@@ -101,7 +109,9 @@ class ClusterState:
         if alike is not None and self.capacities.constraint_of(job) is not None:  # by its label
             alike = None
         state = job_state(job, self.speeds, alike)
-        if alike is None and (state.takes_room or state.types is not None):
+        if not state.requested:
+            self.commands.on_cpus[job_id] = True
+        elif alike is None and (state.takes_room or state.types is not None):
             room = self.capacities.room_for(job)
             state.room, state.barred, state.kind = room.by_type, room.barred, None
             if state.barred or state.takes_room:
@@ -119,7 +129,8 @@ class ClusterState:
         else:
             self._note("arrived", arrived_s, job=state)
             keeps_batch = not job.batch.regimes
-            if form is not None and state.room is None and keeps_batch and len(self._alike) < _MOST_FORMS:
+            plain = state.room is None and keeps_batch and state.requested
+            if form is not None and plain and len(self._alike) < _MOST_FORMS:
                 self._alike[form] = state
         return state
 
@@ -481,7 +492,8 @@ class ClusterState:
         :raises ValueError: a node is unknown, down or has too few free GPUs.
         """
         time_s = self._at(time_s)
-        company = company_in(holdings, self.jobs, self._room_on)
+        on_gpus = [each for each in holdings if self.jobs[each.job_id].requested]
+        company = company_in(on_gpus, self.jobs, self._room_on)
         if not self.commands.drained:
             return self._take_over(holdings, company, time_s)
         with self._rebound((holding.job_id for holding in holdings), time_s):
@@ -496,7 +508,7 @@ class ClusterState:
         for holding in holdings:
             job, place = self.jobs[holding.job_id], holding.placement
             other = self.jobs.get(company.get(job.id, ""))
-            if other is None:
+            if other is None and job.requested:
                 self.free.take(self.commands.in_service(place))
             batch = holding.global_batch or job.global_batch
             found.append(self._change(job, place, batch, time_s, holding.servers, beside=other))
@@ -525,7 +537,7 @@ class ClusterState:
         self._hold(job, time_s, place, servers)
         job.global_batch = batch
         if place:
-            job.gpu_type = self.speeds.gpu_type_of(place)
+            job.gpu_type = self.speeds.gpu_type_of(place) if job.requested else None
             job.train_from(time_s, self._rate(job))
         if beside is None and job.beside is not None:  # a batch changes, and nothing else
             beside = self.jobs[job.beside]
@@ -555,7 +567,7 @@ class ClusterState:
         return make(Transition, (job, "preempt", before, ""))
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-        if self.usage is not None:
+        if self.usage is not None and job.requested:
             self._use(job, gpus_of(place) - job.gpus, time_s)
         hold(job, time_s, place, servers)
 
@@ -568,7 +580,7 @@ class ClusterState:
         """A job's GPUs are free, or its partner's alone; the caller updates the job."""
         if job.beside is not None:
             self._part(job, time_s)
-        elif job.placement:
+        elif job.placement and job.requested:
             self.free.give(job.placement)
 
     def counted(self, job: JobState) -> NodeGpus:
@@ -620,6 +632,8 @@ class ClusterState:
 
         GPUs that a batch chosen by the job itself leaves without a sample idle until the next decision.
         """
+        if not job.requested:
+            return SAMPLES_WITHOUT_GPU
         rate = self.speeds.rate_at(job, job.placement, job.global_batch)
         if rate or not job.batch_changes:
             return rate
@@ -679,4 +693,4 @@ make: Final = tuple.__new__
 
 def _taken(job: JobState) -> NodeGpus:
     """GPUs that a job takes, in service or not; shared GPUs count for one of the two."""
-    return job.placement if job.counts_gpus else ()
+    return job.placement if job.counts_gpus and job.requested else ()

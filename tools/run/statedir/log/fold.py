@@ -256,7 +256,9 @@ class JobLog:
 
     @property
     def counted_gpus(self) -> float:
-        """Its GPUs; half of them if it shares them."""
+        """Its GPUs; half of them if it shares them, none if it needs none."""
+        if self.job.on_cpus:
+            return 0.0
         return self.gpus if self.beside is None else self.gpus / 2
 
     @property
@@ -304,10 +306,11 @@ class JobLog:
 
     def add(self, event: Event) -> None:
         if event.gpus is not None:
-            self.gpus, self.placement = event.gpus, event.placement or ()
+            self.placement = event.placement or ()
+            self.gpus = len(self.placement) if self.job.on_cpus else event.gpus
             if self.runs_from_s is not None:
                 self.ran_s += event.time - self.runs_from_s
-            self.runs_from_s = event.time if event.gpus else None
+            self.runs_from_s = event.time if self.gpus else None
         if event.event in PLACED:
             self.is_batch_decided = event.global_batch is not None
         changes_itself = bool(self.job.batch.regimes) or not self.is_batch_decided
