@@ -271,13 +271,15 @@ class _Fold:
         return self._latest(said, np.where(frees, 0, stated), 0)
 
     def _makes_step(self) -> Booleans:
-        """Steps begin with the first GPUs of a job, or where it starts without any; an end of what held none is
-        no step.
+        """Steps begin with the first GPUs of a job, or where it starts without any; an end of what held
+        none is no step.
         """
         before = self._before(self.gpus, 0)
         started = self._before(self._last(self.gpus > 0) >= 0, 0)
         changes = (self.holds | self.requeues) & (started | (self.gpus > 0))
-        found = changes | (self.ends & (before > 0)) | (_STARTS[self.changes.event] & (self.changes.gpus == 0))
+        found = (
+            changes | (self.ends & (before > 0)) | (_STARTS[self.changes.event] & (self.changes.gpus == 0))
+        )
         keeps = self.changes.event == KEEP_ON
         if keeps.any():
             changed = self.holds | self.requeues | self.ends | keeps

@@ -255,11 +255,14 @@ class JobLog:
         return None
 
     @property
+    def held_gpus(self) -> int:
+        """Its GPUs; ``gpus`` counts its place on a node where it needs none."""
+        return 0 if self.job.on_cpus else self.gpus
+
+    @property
     def counted_gpus(self) -> float:
         """Its GPUs; half of them if it shares them, none if it needs none."""
-        if self.job.on_cpus:
-            return 0.0
-        return self.gpus if self.beside is None else self.gpus / 2
+        return self.held_gpus if self.beside is None else self.held_gpus / 2
 
     @property
     def allocation(self) -> Allocation:
