@@ -470,8 +470,8 @@ class Waiting:
     free_gpus: int
     """Without a job, and on nodes in service."""
     holders: tuple[JobStatus, ...]
-    """The jobs that hold GPUs, or cores if it needs no GPU, those that end first come first; only those of its
-    user if it waits for a limit.
+    """The jobs that hold GPUs, or cores if it needs no GPU, those that end first come first; of those of
+    its user alone if it waits for a limit.
     """
     by_limit: bool
     """Whether it waits for its user's limit, and not for GPUs."""
