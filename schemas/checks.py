@@ -18,8 +18,8 @@ from pliant.schemas.text import counted, in_gpus, listed, similar
 
 Amounts = Mapping[str, float]
 """By the name of the resource, in the units of job and cluster files."""
-RECORDED_TYPE: Final = "gpu_type"
-"""The label of an imported job that holds the GPU type on which it ran."""
+RECORDED_TYPES: Final = ("gpu_type", "gpu_spec")
+"""The labels of an imported job that hold the GPU type on which it ran, or the types that it asked for."""
 _SLACK: Final = 1e-9
 """Part of a worker that sums of fractions may miss by rounding."""
 
@@ -110,12 +110,19 @@ def constraint_of(job: Job, known: Collection[str]) -> Constraint | None:
     return Constraint(types, memory, job.nodes, only, frozenset(job.exclude))
 
 
-def recorded_types(job: Job, known: Collection[str]) -> tuple[str, ...]:
-    """The GPU types on which the trace of an imported job says that it ran, of those in the cluster."""
+def recorded_type(job: Job) -> str:
+    """The GPU type that the trace of an imported job states, or several of them; empty if none."""
     labels = job.labels
-    if RECORDED_TYPE not in labels or "trace" not in labels:
+    if not labels or "trace" not in labels:
+        return ""
+    return next((kind for name in RECORDED_TYPES if (kind := labels.get(name))), "")
+
+
+def recorded_types(job: Job, known: Collection[str]) -> tuple[str, ...]:
+    """The GPU types on which the trace of an imported job says that it ran, or may run, of the cluster's."""
+    if not (recorded := recorded_type(job)):
         return ()
-    if (recorded := labels[RECORDED_TYPE]) in known:  # as of most
+    if recorded in known:  # as of most
         return (recorded,)
     return tuple(kind for kind in re.split("[,|]", recorded) if kind in known)
 
