@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Literal
 
+from pliant.schemas.cluster import MOST_OF_NODE
 from pliant.schemas.errors import InfeasibleError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Allocation, Cut, Schedule
@@ -135,7 +136,7 @@ def plan_steps(
         else:
             job = jobs[job_id] if job_id in jobs else held[job_id].job
             if job.on_cpus:
-                slots = survivors[job_id] or _beside_gpus(allocation.placement, node_gpus, taken)
+                slots = survivors[job_id] or _beside_gpus(allocation.placement, taken)
             else:
                 slots = filled(survivors[job_id], allocation.placement, node_gpus, taken, doubt)
         placed[job_id] = slots
@@ -214,12 +215,10 @@ def filled(
     return tuple(slots)
 
 
-def _beside_gpus(
-    placement: NodeGpus, node_gpus: Mapping[str, int], taken: Container[Slot]
-) -> tuple[Slot, ...]:
-    """A slot for a job without GPUs: the first behind those of the node that is not taken."""
+def _beside_gpus(placement: NodeGpus, taken: Container[Slot]) -> tuple[Slot, ...]:
+    """A slot for a job without GPUs: the first that is not taken, of those that no GPU can have."""
     ((name, _),) = placement
-    behind = (Slot(name, index) for index in itertools.count(node_gpus.get(name, 0)))
+    behind = (Slot(name, index) for index in itertools.count(MOST_OF_NODE))
     return (next(slot for slot in behind if slot not in taken),)
 
 

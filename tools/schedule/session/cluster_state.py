@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from pliant.schemas.checks import Capacities
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import MOST_OF_NODE, Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
@@ -429,7 +429,7 @@ class ClusterState:
         :raises ValueError: no GPU of the node is free.
         """
         node, time_s = self.free.node(node_of(slot)), self._at(time_s)
-        if slot not in self.withheld.out_of_service:
+        if slot not in self.withheld.out_of_service and _is_of_gpu(slot):
             if node.up:
                 self.free.take(((node.name, 1),))
             self._resize(node, -1, time_s)
@@ -447,6 +447,8 @@ class ClusterState:
 
     def _put_back(self, slot: str, time_s: float) -> None:
         node = self.free.node(node_of(slot))
+        if not _is_of_gpu(slot):
+            return
         self._resize(node, 1, time_s)
         self.free.give(((node.name, 1),))
 
@@ -689,6 +691,11 @@ class ClusterState:
 
 make: Final = tuple.__new__
 """Makes a named tuple in half the time."""
+
+
+def _is_of_gpu(slot: str) -> bool:
+    """Whether a slot is one of the node's GPUs, and not a place of a job without GPUs, which come behind."""
+    return int(slot.rpartition("/")[2]) < MOST_OF_NODE
 
 
 def _taken(job: JobState) -> NodeGpus:

@@ -90,7 +90,7 @@ class Session(ClusterState):
         """Whether jobs leave GPUs that would slow them down."""
         self.forecast = forecast or WorkForecast(seed=seed)
         self.demand = demand
-        self._to_come = {job.id: job for job in trace} if policy.knows_future else {}
+        self._to_come = {job.id: job for job in trace if not job.on_cpus} if policy.knows_future else {}
         """Jobs of the trace that have not arrived."""
         self.foreseen_changes = 0
         """Changes that ``forecast`` has learned from."""
@@ -156,6 +156,8 @@ class Session(ClusterState):
             self._to_come.pop(job.id, None)
         state = super().submit(job, time_s)
         state.is_pinned = self._dwell.pins and not job.can_save
+        if not state.requested:
+            self.quiet_until_s = -math.inf
         return state
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -260,6 +262,8 @@ class Session(ClusterState):
             if node is not None:
                 change = self._change(job, ((node, 1),), job.global_batch, time_s)
                 done += [] if change is None else [change]
+        if len(done) < len(waiting):
+            self.quiet_until_s = -math.inf
         return done
 
     def _is_as_decided(self, decision: Decision, changes: int) -> bool:
