@@ -66,6 +66,8 @@ class ClusterState:
         """Jobs rejected without a decision of the policy, and why, until the log has them."""
         self.changes: list[Change] = []
         """What happened since the policy was last asked."""
+        self.cores_change = False
+        """Whether anything has happened since the last decision while there were jobs without GPUs."""
         self.slowed: dict[str, float] = {}
         """Samples per second of jobs that began or stopped sharing GPUs; the caller clears it."""
         self.withheld = Withheld()
@@ -83,6 +85,11 @@ class ClusterState:
             from pliant.tools.schedule.shares import TeamUsage
 
             self.usage = TeamUsage.under(cluster.shares)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has happened that calls for a decision."""
+        return self.cores_change or bool(self.changes)
 
     @property
     def in_play(self) -> Mapping[str, JobState]:
@@ -468,6 +475,7 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """Record a change, unless it concerns a job hidden from the policy."""
+        self.cores_change = self.cores_change or bool(self.commands.on_cpus)
         if job is None or not (self.commands.hide_jobs and self.commands.hides(job.id)):
             self._show(kind, time_s, job, node, gpus)
 
@@ -480,6 +488,7 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """As :meth:`_note`, for what the policy can see."""
+        self.cores_change = self.cores_change or bool(self.commands.on_cpus)
         self.noted_until_s = until_s = time_s if time_s > self.noted_until_s else self.noted_until_s
         self.changes.append(make(Change, (until_s, kind, job, node, gpus)))
 

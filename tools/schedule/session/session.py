@@ -156,8 +156,6 @@ class Session(ClusterState):
             self._to_come.pop(job.id, None)
         state = super().submit(job, time_s)
         state.is_pinned = self._dwell.pins and not job.can_save
-        if not state.requested:
-            self.quiet_until_s = -math.inf
         return state
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -170,6 +168,7 @@ class Session(ClusterState):
         time_s = self._at(time_s)
         self.slowed.clear()
         done = self._decide_rounds(time_s)
+        self.cores_change = False
         return done + self._start_on_cpus(time_s) if self.commands.on_cpus else done
 
     def _decide_rounds(self, time_s: float) -> list[Transition]:
@@ -193,7 +192,7 @@ class Session(ClusterState):
         changes = self.changes
         if not self._outlasts_ends or not changes or changes[-1][1] not in ENDS:
             return False
-        if self._some_must_leave or self._refused or self.commands.on_cpus or self.withheld.next_s < math.inf:
+        if self._some_must_leave or self._refused or self.cores_change or self.withheld.next_s < math.inf:
             return False
         if len(changes) > 1 and any(change.kind not in ENDS for change in changes):
             return False
@@ -262,8 +261,6 @@ class Session(ClusterState):
             if node is not None:
                 change = self._change(job, ((node, 1),), job.global_batch, time_s)
                 done += [] if change is None else [change]
-        if len(done) < len(waiting):
-            self.quiet_until_s = -math.inf
         return done
 
     def _is_as_decided(self, decision: Decision, changes: int) -> bool:
