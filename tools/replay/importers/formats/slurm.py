@@ -192,12 +192,12 @@ def _columns(job: Mapping[str, Any]) -> dict[str, Any]:
         "TimelimitRaw": _plain(time.get("limit")),
         "AllocTRES": _tres(job["tres"]["allocated"]),
         "ReqTRES": _tres(job["tres"]["requested"]),
-        "Constraints": job.get("constraints"),
         "Partition": job.get("partition"),
         "QOS": job.get("qos"),
         "Priority": _plain(job.get("priority")),
         "NNodes": _plain(job.get("allocation_nodes")),
         "NodeList": job.get("nodes"),
+        "Constraints": job.get("constraints"),
     }
 
 
