@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.parts import parted
 from benchmarks.parts.figure import Figure, renew
-from benchmarks.parts.jobs import commands, where
+from benchmarks.parts.jobs import code, commands, containers, isolation, preemption, where
 from benchmarks.parts.parted import Part
 
 NAME: Final = "jobs"
@@ -21,6 +21,10 @@ MEASURES: Final = ("tools/run", "tools/schedule", "schemas", "cli")
 PARTS: Final[dict[str, Part]] = {
     "commands": commands.figures,
     "where": where.figures,
+    "preemption": preemption.figures,
+    "code": code.figures,
+    "isolation": isolation.figures,
+    "containers": containers.figures,
 }
 
 

@@ -38,7 +38,7 @@ def figures() -> list[Figure]:
 
 
 def smallest() -> list[Figure]:
-    """Two of the parts; the others are benchmarks, or have tests of their own that run them small."""
+    """Two of the parts; the others are benchmarks, last long, or have a test that needs Slurm."""
     return [*reconcile.figures(nodes=5, jobs=20, turns=1), *fault_sequences.figures(2)]
 
 

@@ -22,7 +22,7 @@ from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import InfeasibleError, PliantError, UsageError
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.job import Job
-from pliant.schemas.text import Column, counted, iso_time, span_text, text_table
+from pliant.schemas.text import Column, counted, in_gpu_hours, iso_time, span_text, text_table
 from pliant.tools.replay.ahead import (
     Came,
     Comparison,
@@ -109,7 +109,11 @@ def foreseen(state: Path, question: Foresee) -> Prospects:
     live = LiveState(state)
     if question.jobs:
         given = parse_jobs(question.jobs.encode(), question.source)
-        return ask(live, with_jobs(check_new(state, given, question.source, live.now_s)))
+        jobs = check_new(state, given, question.source, live.now_s)
+        found = ask(live, with_jobs(jobs))
+        names = {job.id: each.id for job, each in zip(jobs, given, strict=True)}
+        then = {names.get(job_id, job_id): job for job_id, job in found.looks.then.jobs.items()}
+        return replace(found, looks=Comparison(found.looks.now, replace(found.looks.then, jobs=then)))
     cluster = None if question.add_nodes is None else enlarged(live.cluster, question.add_nodes)
     asked = None
     if question.policy is not None:
@@ -280,7 +284,23 @@ def sums(answer: Prospects) -> list[str]:
     if jct is not None:
         lines = [f"mean JCT: now {span_text(jct[0])}, then {span_text(jct[1])} ({counted(both, 'job')})"]
     use = ["-" if each.gpu_use is None else f"{each.gpu_use:.0%}" for each in (looks.now, looks.then)]
-    return [*lines, f"GPUs in use until the last end: now {use[0]}, then {use[1]}"]
+    lines.append(f"GPUs in use until the last end: now {use[0]}, then {use[1]}")
+    return [*lines, *losses(answer)]
+
+
+def losses(answer: Prospects) -> list[str]:
+    """What jobs that cannot save would lose to stops, more than as things are; the largest losses first."""
+    lost = {
+        each.job: each.then.lost_gpu_s - (0.0 if each.now is None else each.now.lost_gpu_s)
+        for each in answer.looks.changes
+        if each.then is not None
+    }
+    ordered = sorted((-gpu_s, job_id) for job_id, gpu_s in lost.items() if gpu_s > 0)
+    if not ordered:
+        return []
+    named = ", ".join(f"{job_id} {in_gpu_hours(-gpu_s)}" for gpu_s, job_id in ordered[:NAMED])
+    more = f" and {counted(len(ordered) - NAMED, 'more job')}" if len(ordered) > NAMED else ""
+    return [f"lost by stops of jobs that do not say that they can save: {named}{more}"]
 
 
 def remarks(answer: Prospects) -> list[str]:
@@ -308,7 +328,7 @@ def of_new_jobs(answer: Prospects, new: Sequence[str]) -> list[str]:
     more = f" and {len(late) - NAMED} more" if len(late) > NAMED else ""
     verb = "job would be" if len(late) == 1 else "jobs would be"
     lines.append(f"{len(late)} {verb} delayed: {named}{more}" if late else "no job would be delayed")
-    return lines
+    return [*lines, *losses(answer)]
 
 
 def _would(job: JobAhead, answer: Prospects) -> str:
@@ -369,6 +389,7 @@ def _fields(job: JobAhead | None, answer: Prospects) -> dict[str, Any] | None:
         "ends_between": None if ends is None else [*map(iso_time, ends)],
         "end": job.end,
         "why": job.why or None,
+        "lost_gpu_hours": job.lost_gpu_s / 3600,
     }
 
 

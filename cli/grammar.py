@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from math import inf
 from typing import Annotated, Any, Final, get_args
 
@@ -59,6 +61,28 @@ def size(*, least: int = 0) -> Callable[[Any], int]:
         return found
 
     return read
+
+
+_GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
+_LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
+
+
+def sizes_of(gpus: str) -> dict[str, Any]:
+    """What ``--gpus`` says of a job's ``gpus``; its smallest and largest size in any case.
+
+    :raises UsageError: it is neither a number nor two of them, nor a list of rising ones.
+    """
+    found = _GPUS.fullmatch(gpus)
+    listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
+    if found is not None:
+        least, most = int(found[1]), int(found[2] or found[1])
+    else:
+        rises = all(size > before for before, size in pairwise([0, *listed]))
+        least, most = (listed[0], listed[-1]) if listed and rises else (0, 0)
+    if not 0 < least <= most:
+        text = "expected a number of GPUs, as 2, the least and the most, as 1-4, or all sizes, as 1,2,4"
+        raise UsageError(f"--gpus {gpus}: {text}")
+    return {"requested": most, "min": least, "max": most, "sizes": listed or None}
 
 
 def moment(value: Any) -> float:

@@ -26,6 +26,7 @@ from pliant.schemas.file_io.files import write_stdout
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
     from pliant.tools.report.job_cost import JobCost
+    from pliant.tools.run.watch.attempt_code import CodeRecord
     from pliant.tools.run.watch.job_page import Happened, Waiting
     from pliant.tools.run.watch.job_status import JobStatus
     from pliant.tools.run.watch.status import Status
@@ -50,6 +51,16 @@ def log(
             show_default=False,
         ),
     ] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            "--attempt", metavar="N", min=1, help="Of that start of the job.", show_default="the newest"
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", metavar="N", min=0, help="Of that worker alone.", show_default="all"),
+    ] = None,
     repair: Annotated[
         bool,
         typer.Option("--repair", help="Drop damaged lines from the event log, and write back lost ones."),
@@ -58,6 +69,9 @@ def log(
     states: STATES_ARE = None,
 ) -> None:
     """Print the output of the newest attempt of each job, file by file.
+
+    --attempt names another one, and --rank one worker: those of an elastic job
+    keep the numbers in which they started.
 
     With -f and one job it goes on over all workers and further attempts. On a terminal
     control characters are shown, not obeyed; a pipe gets every byte.
@@ -75,6 +89,8 @@ def log(
     """
     directory = state_directory(state)
     is_of_jobs = bool(jobs or user or states)
+    if (attempt, rank) != (None, None) and (repair or not is_of_jobs):
+        raise UsageError("--attempt and --rank are about the output of a job: name one")
     if repair:
         if is_of_jobs or follow or tail is not None:
             text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
@@ -92,20 +108,27 @@ def log(
         return
     if not (is_of_jobs or follow):
         raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
+    chunks: Iterator[bytes] = events_to_come(directory, tail or 0)
     if is_of_jobs:
         found = chosen_jobs(directory, jobs, user, states)
-        if follow and len(found) > 1:
-            raise UsageError(f"-f follows one job, and these are {len(found)}: name one of {found[0]}, …")
-        chunks: Iterator[bytes] = chain.from_iterable(
-            job_output(directory, each, follow=follow, lines=tail) for each in found
+        _check_followed(found if follow else (), attempt)
+        chunks = chain.from_iterable(
+            job_output(directory, each, follow=follow, lines=tail, attempt=attempt, rank=rank)
+            for each in found
         )
-    else:
-        chunks = events_to_come(directory, tail or 0)
     for chunk in chunks:
         if chunk:
             write_stdout(chunk if shown is None else shown.of(chunk))
         elif reader_left(sys.stdout):
             raise BrokenPipeError
+
+
+def _check_followed(jobs: Sequence[str], attempt: int | None) -> None:
+    """:raises UsageError: it is not one job, or an attempt of it that nothing is added to."""
+    if len(jobs) > 1:
+        raise UsageError(f"-f follows one job, and these are {len(jobs)}: name one of {jobs[0]}, …")
+    if jobs and attempt is not None:
+        raise UsageError("-f follows the newest attempt: leave --attempt out")
 
 
 def wait(
@@ -205,7 +228,9 @@ def stack(
     from pliant.tools.run.watch.stacks import stacks_document
 
     check_output(output)
-    found = asking.stacks(state_directory(state), job, within)
+    directory = state_directory(state)
+    job = asking.meant(directory, job)
+    found = asking.stacks(directory, job, within)
     if format is Form.json:
         out_or_file(stacks_document(job, found), output)
     else:
@@ -213,7 +238,7 @@ def stack(
         out_or_file(stacks_text(found, width, threads=threads), output)
 
 
-SCHEMA: Final = "pliant.why/1"
+SCHEMA: Final = "pliant.why/1.1"
 _CHANGES: Final = frozenset(
     {"start", "resume", "grow", "shrink", "move", "preempt", "requeue", "lost", "replaced"}
 )
@@ -259,7 +284,7 @@ class _Answer:
     """
 
     def __init__(self, state: Path, job_id: str) -> None:
-        from pliant.tools.run.door.asking import looking
+        from pliant.tools.run.door.asking import looking, meant
         from pliant.tools.run.statedir.state import no_such_job
         from pliant.tools.run.watch.job_page import waiting_for
         from pliant.tools.run.watch.job_status import known_ids, statuses
@@ -267,6 +292,7 @@ class _Answer:
         run = looking(state)
         self.status: Status = run.look(ahead=True)
         self.now_s = time.time()
+        job_id = meant(state, job_id)
         everything = statuses(self.status, self.now_s)
         found = next((each for each in everything if each.id == job_id), None)
         if found is None:
@@ -277,6 +303,8 @@ class _Answer:
         self.changes: list[Happened] = [each for each in happened if each.event in _CHANGES]
         events = run.cost_events(found) if found.log.started_s is not None else None
         self.cost: JobCost | None = None if events is None else self._cost(events)
+        self.state = state
+        self.code: list[CodeRecord] = run.code(job_id)
 
     def _cost(self, events: list[Event]) -> JobCost:
         from pliant.tools.report.job_cost import job_cost
@@ -288,6 +316,7 @@ class _Answer:
 
     def text(self, width: int | None) -> str:
         from pliant.tools.report.job_cost import cost_facts
+        from pliant.tools.run.watch.attempt_code import code_facts
         from pliant.tools.run.watch.job_page import fact_lines, history_lines, holder_lines, waiting_facts
 
         job = self.job
@@ -298,20 +327,23 @@ class _Answer:
             lines += holder_lines(self.waiting, self.now_s, width)
         if self.cost is not None:
             lines += fact_lines(cost_facts(self.cost), width)
+        lines += fact_lines(code_facts(self.code), width)
         lines += history_lines(self.changes, self.now_s, width)
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
     def document(self) -> str:
         from pliant.schemas.text import iso_time
         from pliant.tools.report.job_cost import cost_fields
+        from pliant.tools.run.watch.attempt_code import code_fields
         from pliant.tools.run.watch.job_page import history_fields, job_fields, waiting_fields
 
         found: dict[str, Any] = {
             "schema": SCHEMA,
             "time": iso_time(self.now_s),
-            "job": job_fields(self.job),
+            "job": job_fields(self.job, self.state),
             "waiting": None if self.waiting is None else waiting_fields(self.waiting),
             "cost": None if self.cost is None else cost_fields(self.cost),
             "changes": history_fields(self.changes),
+            **code_fields(self.code),
         }
         return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -73,6 +73,16 @@ COMMANDS: Final = (
     ),
     ("priority", LIVE, "Give jobs another priority, whether they run or wait."),
     (
+        "update",
+        LIVE,
+        "Change what jobs ask for, whether they wait or run: all that are named, or none if one cannot be.",
+    ),
+    (
+        "requeue",
+        LIVE,
+        "Let jobs wait and start again, also ended ones: all that are named, or none if one is unknown.",
+    ),
+    (
         "drain",
         LIVE,
         "Give nodes no further work until pliant resume: all that are named, or none if one is unknown.",
@@ -127,7 +137,9 @@ COMMANDS: Final = (
 )
 """Name, panel and first sentence of each command: the help of all says no more, so it makes none of them."""
 MODULES: Final = {
-    **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
+    **dict.fromkeys(
+        ("cancel", "hold", "release", "priority", "update", "requeue", "drain", "resume"), "orders"
+    ),
     **dict.fromkeys(("demo", "examples", "new"), "init"),
     **dict.fromkeys(("log", "wait", "stack", "why"), "job"),
     **dict.fromkeys(("policies", "schema", "validate", "man"), "reference"),

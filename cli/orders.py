@@ -1,11 +1,13 @@
 """The commands that order something about jobs or nodes of a state directory.
 
-``cancel``, ``hold``, ``release`` and ``priority`` are about jobs, ``drain`` and ``resume`` about nodes.
-Each writes requests, which the run of the directory executes at once, or the next one does.
+``cancel``, ``hold``, ``release``, ``priority``, ``update`` and ``requeue`` are about jobs, ``drain`` and
+``resume`` about nodes. Each writes requests, which the run of the directory executes at once, or the next one
+does.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,9 +16,9 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
-from pliant.cli.grammar import DURATION_SHOWN, duration
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of
 from pliant.schemas.errors import UsageError
-from pliant.schemas.text import counted
+from pliant.schemas.text import counted, in_gpu_hours
 
 if TYPE_CHECKING:
     from pliant.tools.run.statedir.requests import JobAction
@@ -148,7 +150,109 @@ def priority(
     """
     check_priority(value)
     directory = state_directory(state)
-    _order(directory, "priority", chosen_jobs(directory, jobs, user, states), value)
+    _order(directory, "priority", chosen_jobs(directory, jobs, user, states), priority=value)
+
+
+def update(
+    jobs: Annotated[list[str] | None, ids("Jobs to change.")] = None,
+    *,
+    state: STATE = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus", metavar="N|N-M|N,M", help="Its GPUs, of an elastic job also N-M.", show_default=False
+        ),
+    ] = None,
+    gpu_type: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-type",
+            metavar="TYPE,…|any",
+            help="The only GPU types that it may run on.",
+            show_default=False,
+        ),
+    ] = None,
+    gpu_memory: Annotated[
+        int | None,
+        typer.Option(
+            "--gpu-memory",
+            parser=size(),
+            metavar=SIZE_SHOWN,
+            help="The least memory of each of its GPUs.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Its global batch.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            "--limit",
+            metavar=f"{DURATION_SHOWN}|none",
+            help="For how long it may hold GPUs, in all.",
+            show_default=False,
+        ),
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            "--retries", min=0, max=1000, help="How many failures in a row are retried.", show_default=False
+        ),
+    ] = None,
+    user: USERS = None,
+    states: STATES_ARE = None,
+) -> None:
+    """Change what jobs ask for, whether they wait or run: all that are named, or none if one cannot be.
+
+    A job that runs goes on where what it holds is allowed after the change.
+    Else, and with another batch, it stops with a checkpoint and starts again
+    as it is to be. Without a run in progress it takes effect with the next one.
+
+    Example: pliant update char-lm --gpus 1-8 --state live
+
+    Example: pliant update 'sweep-*' --limit 4h --gpu-type a100 --state live
+    """
+    own: dict[str, Any] = {} if gpus is None else sizes_of(gpus)
+    if gpu_type is not None:
+        own["types"] = None if gpu_type == "any" else gpu_type.split(",")
+    if gpu_memory is not None:
+        own["memory"] = gpu_memory
+    run_s = None if limit in (None, "none") else duration()(str(limit))
+    changes: dict[str, Any] = {
+        "gpus": own,
+        "batch": {} if batch is None else {"size": batch},
+        "limits": {} if limit is None else {"run_seconds": run_s},
+        "retries": {} if retries is None else retries,
+    }
+    stated = {name: change for name, change in changes.items() if change != {}}
+    if not stated:
+        raise UsageError("update what? name --gpus, --gpu-type, --gpu-memory, --batch, --limit or --retries")
+    directory = state_directory(state)
+    _order(directory, "update", chosen_jobs(directory, jobs, user, states), changes=stated)
+
+
+def requeue(
+    jobs: Annotated[list[str] | None, ids("Jobs to start again.")] = None,
+    state: STATE = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Without their checkpoints, which are put aside.")
+    ] = False,
+    user: USERS = None,
+    states: STATES_ARE = None,
+) -> None:
+    """Let jobs wait and start again, also ended ones: all that are named, or none if one is unknown.
+
+    A running job stops with a checkpoint. It goes on from its last checkpoint;
+    one that has finished begins at the start. Earlier failures no longer count.
+    Without a run in progress it takes effect with the next one.
+
+    Example: pliant requeue char-lm --state live
+
+    Example: pliant requeue --state-is failed --from-start --state live
+    """
+    directory = state_directory(state)
+    _order(directory, "requeue", chosen_jobs(directory, jobs, user, states), from_start=from_start)
 
 
 def drain(
@@ -186,6 +290,8 @@ def drain(
     from pliant.tools.run.door.asking import order_nodes
 
     directory = state_directory(state)
+    if now or within is not None:
+        _say_what_is_lost(directory, nodes)
     order_nodes(directory, "drain", nodes, reason=reason, now=now or within is not None, within_s=within)
     _say_when(directory)
 
@@ -205,19 +311,29 @@ def resume(nodes: NODES, state: STATE = None) -> None:
     _say_when(directory)
 
 
-def _order(state: Path, action: JobAction, jobs: Sequence[str], priority: float | None = None) -> None:
+def _order(state: Path, action: JobAction, jobs: Sequence[str], **how: Any) -> None:
     """Order the same for several jobs, and name those that have ended."""
     from pliant.tools.run.door.asking import order_jobs
 
     if not jobs:
         return
-    ended, deaf = order_jobs(state, action, jobs, priority=priority)
+    ended, deaf = order_jobs(state, action, jobs, **how)
     for job_id in ended[:ENDED_SHOWN]:
         note(f"job {job_id} has ended: it stays as it is")
     if len(ended) > ENDED_SHOWN:
         note(f"… and {counted(len(ended) - ENDED_SHOWN, 'more job')} that ended stay as they are")
     _say_when(state)
     say_unheeded(deaf)
+
+
+def _say_what_is_lost(state: Path, nodes: Sequence[str]) -> None:
+    """What jobs on these nodes lose by leaving, which cannot save."""
+    from pliant.tools.run.door.asking import looking
+    from pliant.tools.run.watch.job_status import lost_on
+
+    jobs = looking(state).look().log.active.values()
+    for job_id, gpu_s in sorted(lost_on(jobs, nodes, time.time()).items())[:ENDED_SHOWN]:
+        note(f"job {job_id} loses {in_gpu_hours(gpu_s)}: it has to leave, and does not say that it can save")
 
 
 def _say_when(state: Path) -> None:

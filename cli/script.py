@@ -44,18 +44,19 @@ class Script:
         """
         if (known := context.meta.get(_SCRIPT)) is not None:
             return known if isinstance(known, Script) else None
-        found = cls._piped(arguments) if path in (None, "-") else cls._named(str(path), arguments)
+        found = cls._piped(arguments) if path in (None, "-") else cls._named(context, str(path), arguments)
         context.meta[_SCRIPT] = found
         return found
 
     @classmethod
-    def _named(cls, path: str, arguments: Sequence[str]) -> Script | None:
+    def _named(cls, context: typer.Context, path: str, arguments: Sequence[str]) -> Script | None:
         command, is_script = [path, *arguments], path.endswith(".py")
         try:
             with open(path, "rb") as file:
                 head = file.read(_HEAD_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except FileNotFoundError:
-            is_script |= path == "torchrun" or ("/" not in path and shutil.which(path) is not None)
+            is_script |= path == "torchrun" or context.params.get("container") is not None
+            is_script |= "/" not in path and shutil.which(path) is not None
             return cls(path, command) if is_script else None
         except OSError:
             return cls(path, command) if is_script else None

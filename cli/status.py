@@ -246,9 +246,10 @@ def status(
     _check_sort(sort)
 
     def page() -> _Page:
-        from pliant.tools.run.door.asking import looking
+        from pliant.tools.run.door.asking import looking, meant
 
-        return _Page(looking(directory), directory, job, chosen, shown, sort, explain=explain)
+        one = None if job is None else meant(directory, job)
+        return _Page(looking(directory), directory, one, chosen, shown, sort, explain=explain)
 
     if not watch:
         with garbage_collection_paused(to_the_end=True):
@@ -351,6 +352,7 @@ class _Page:
         return job_page(
             *(job, found, happened, errors, now_s),
             state=self.state,
+            code=self.watcher.code(job.id),
             use=self.watcher.use(job),
             width=width,
             explain=self.explain,
@@ -364,11 +366,14 @@ class _Page:
         if self.job is None:
             jobs = sorted_jobs(self.only.of(statuses(found, now_s)), self.sort)
             named = self.columns
-            fields = (job_fields(each) if named is None else column_fields(each, named) for each in jobs)
+            fields = (
+                job_fields(each, self.state) if named is None else column_fields(each, named) for each in jobs
+            )
             return status_document(found, fields, now_s)
         job = self._one(self.job, found, now_s)
         errors = self.watcher.errors(job)
-        return status_document(found, [described_fields(job, self._happened(found, self.job), errors)], now_s)
+        about = self._happened(found, self.job), errors, self.watcher.code(job.id)
+        return status_document(found, [described_fields(job, self.state, *about)], now_s)
 
     def mark(self, found: Status) -> list[tuple[object, ...]]:
         """A value that changes whenever a further table is worth printing."""

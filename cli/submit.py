@@ -7,8 +7,8 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,11 +16,11 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of
 from pliant.cli.script import Script, stated_in
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
-from pliant.schemas.text import EPOCH_LIKE_S, similar
+from pliant.schemas.text import EPOCH_LIKE_S, counted, similar
 
 if TYPE_CHECKING:
     from pliant.schemas.job import Awaited, Job
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 COMMAND_LINE: Final = "the command line"
 _OF_SCRIPTS: Final = (
     "--gpus, --gpu-type, --gpu-memory, --cpus, --memory, --constraint, --only, --exclude, --batch, --name, "
-    "--limit, --retries, --relaunch, --torchrun, --tasks, --python, --array and arguments are about a "
-    "script: in a file each job states them"
+    "--limit, --retries, --relaunch, --torchrun, --tasks, --python, --container, --array and arguments are "
+    "about a script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
-_GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
-_LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
 
 
 SCRIPT_ARGUMENTS = Annotated[
@@ -197,6 +195,63 @@ def submit(
             show_default="that of the active environment",
         ),
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATTERN",
+            help="A file for what all these jobs print, as logs/%j.out: %j job, %a number in the array, else "
+            "attempt, %r rank.",
+            show_default="in the state directory alone",
+        ),
+    ] = None,
+    error: Annotated[
+        str | None,
+        typer.Option(
+            "--error",
+            "-e",
+            metavar="PATTERN",
+            help="A file for what they print on stderr.",
+            show_default="that of --output",
+        ),
+    ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(
+            "--container",
+            metavar="IMAGE",
+            help="Of a script: each of its processes runs in that image.",
+            show_default=False,
+        ),
+    ] = None,
+    container_runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--container-runtime",
+            metavar="NAME",
+            help="Of --container: podman, apptainer, docker or pyxis.",
+            show_default="podman",
+        ),
+    ] = None,
+    container_mount: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--container-mount",
+            metavar="SOURCE[:TARGET[:ro]]",
+            help="Of --container: a file or folder that it sees, too.",
+            show_default=False,
+        ),
+    ] = None,
+    container_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--container-option",
+            metavar="WORD",
+            help="Of --container: an option of its runtime, as --container-option=--shm-size=8g.",
+            show_default=False,
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -247,6 +302,14 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--snapshot",
+            help="They run from a read-only copy of their code, made now: what git tracks or does not "
+            "ignore; links lead to the rest.",
+        ),
+    ] = False,
     hold: Annotated[bool, typer.Option("--hold", help="They wait for pliant release.")] = False,
     priority: Annotated[
         float | None,
@@ -295,14 +358,21 @@ def submit(
     from pliant.cli.orders import check_priority
     from pliant.schemas.io import write_jobs
     from pliant.tools.run.door.asking import submit as ask
-    from pliant.tools.run.service.submitter import hidden_values, of_submitter, with_variables, without
+    from pliant.tools.run.service.submitter import (
+        hidden_values,
+        of_submitter,
+        with_output,
+        with_variables,
+        without,
+    )
 
     script = Script.of(context, jobs, arguments or ())
     if script is not None and (lines := script.take_options()):
         submit(**given | stated_in(context, script.name, lines))
         return
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
-    starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python}
+    image = _container(container, container_runtime, container_mount, container_option)
+    starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python, "container": image}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
     starts |= _where(constraint, only, exclude, {"cpu": cpus, "memory": memory})
     fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
@@ -314,7 +384,7 @@ def submit(
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
             raise UsageError(_OF_SCRIPTS)
-    found = tuple(with_variables(job, env or (), os.environ) for job in found)
+    found = tuple(with_output(with_variables(job, env or (), os.environ), output, error) for job in found)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
@@ -331,9 +401,9 @@ def submit(
     directory = state_directory(state)
     hidden = hidden_values(secret or (), os.environ)
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
-    for line in dict.fromkeys(_starts(found)):
+    for line in dict.fromkeys([*_starts(found), *_shared_files(found)]):
         note(line)
-    try:
+    with _none_submitted(len(found)), _copied(directory, found, snapshot=snapshot) as found:
         done = ask(
             *(directory, found, source),
             folder=Path.cwd(),
@@ -342,20 +412,46 @@ def submit(
             numbered=source == COMMAND_LINE and name is None,
             hidden=hidden,
         )
-    except BadInputError:
-        if len(found) > 1:
-            note(f"none of the {len(found)} jobs was submitted:")
-        raise
-    out_text("".join(f"{job_id}\n" for job_id in done.ids))
-    _say_what_counts(done, directory)
+    _say_what_counts(done, directory, () if source == COMMAND_LINE and name is None else found)
     if wait:
         from pliant.cli.job import wait_for
 
         wait_for(directory, done.ids)
 
 
-def _say_what_counts(done: Submitted, state: Path) -> None:
-    """Notes on what the policy overlooks, and on who takes the jobs up."""
+@contextmanager
+def _none_submitted(count: int) -> Iterator[None]:
+    try:
+        yield
+    except BadInputError:
+        if count > 1:
+            note(f"none of the {count} jobs was submitted:")
+        raise
+
+
+def _copied(state: Path, jobs: tuple[Job, ...], *, snapshot: bool) -> AbstractContextManager[tuple[Job, ...]]:
+    """The jobs, with ``snapshot`` each to be run from a copy of its code; an error within takes it back."""
+    from pliant.tools.run.service.code_copy import from_copies
+
+    return from_copies(state, jobs, Path.cwd()) if snapshot else nullcontext(jobs)
+
+
+def _shared_files(jobs: Iterable[Job]) -> Iterator[str]:
+    """Remarks on the output files that several of these jobs write to."""
+    from pliant.tools.run.service.launching import at_home
+    from pliant.tools.run.service.submitter import shared_files
+
+    for path, count in shared_files(at_home(job, Path.cwd()) for job in jobs):
+        yield f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own"
+
+
+def _say_what_counts(done: Submitted, state: Path, named: Sequence[Job]) -> None:
+    """The ids, and notes on other names, on what the policy overlooks, and on who takes the jobs up."""
+    out_text("".join(f"{job_id}\n" for job_id in done.ids))
+    new = [(job.id, job_id) for job, job_id in zip(named, done.ids, strict=False) if job_id != job.id]
+    if new:
+        others = f", and so for {counted(len(new) - 1, 'other job')}" if new[1:] else ""
+        note(f'a job "{new[0][0]}" has ended before: it means the new one, {new[0][1]}, from now on{others}')
     from pliant.cli.orders import say_unheeded
     from pliant.tools.run.door.asking import is_served
 
@@ -462,7 +558,7 @@ def of_script(
         dirs = StateDir(state.resolve())
         known = known_ids(dirs, Spool(dirs)) | {path.name for path in dirs.jobs.glob("*")}
     elif "id" not in stated and dry_run and state is not None and client_of(state) is not None:
-        known = known_names(state)[0]
+        known = known_names(state).ids
     endings = [""] if array is None else [f"-{number}" for number in array.numbers]
     base = re.sub(r"[^A-Za-z0-9._-]", "-", Path(command[0]).stem)
     fields = {"id": free_id(base, known, endings), "command": command, **stated}
@@ -523,23 +619,30 @@ def _where(
     return found
 
 
+def _container(
+    image: str | None, runtime: str | None, mounts: list[str] | None, options: list[str] | None
+) -> dict[str, Any] | None:
+    """The container of a script, with what the configuration says of one. Returns None without options.
+
+    :raises UsageError: no image is named.
+    """
+    stated = {"image": image, "runtime": runtime, "mounts": mounts, "options": options}
+    if not (given := {field: value for field, value in stated.items() if value}):
+        return None
+    found = {**(configuration().job.get("container") or {}), **given}
+    if "image" not in found:
+        raise UsageError("--container-… are about a container: name its image with --container")
+    return found
+
+
 def _sizes(gpus: str) -> dict[str, Any]:
     """:raises UsageError: it is neither a number nor two of them, nor a list of rising ones."""
-    found = _GPUS.fullmatch(gpus)
     if gpus == "0":
         return {"gpus": {"requested": 0}}
-    if found is None or not int(found[1]) or int(found[2] or found[1]) < int(found[1]):
-        listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
-        if not listed or any(size <= before for before, size in pairwise([0, *listed])):
-            text = "expected a number of GPUs, as 2, the least and the most, as 1-4, or all sizes, as 1,2,4"
-            raise UsageError(f"--gpus {gpus}: {text}")
-        most = listed[-1]
-        limits = {"requested": most, "min": listed[0], "max": most, "sizes": listed}
-        return {"gpus": limits, "elastic": "size"}
-    if found[2] is None:
-        return {"gpus": {"requested": int(gpus)}}
-    least, most = int(found[1]), int(found[2])
-    return {"gpus": {"requested": most, "min": least, "max": most}, "elastic": "size"}
+    found = {name: value for name, value in sizes_of(gpus).items() if value is not None}
+    if gpus.isdecimal():
+        return {"gpus": {"requested": found["requested"]}}
+    return {"gpus": found, "elastic": "size"}
 
 
 _MOST_IN_ARRAY: Final = 10_000
@@ -656,7 +759,8 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
         return {name: _AWAITED[when] for name, when in pairs}
     from pliant.tools.run.door.asking import known_names
 
-    known, arrays = known_names(state)
+    ids, arrays, newest = known_names(state)
+    known = {*ids, *newest}
     for name, _ in pairs:
         if name not in known and name not in arrays:
             near = similar(name, sorted({*known, *arrays}), 1)
@@ -665,5 +769,5 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
     return {
         job_id: _AWAITED[when]
         for name, when in pairs
-        for job_id in ([name] if name in known else arrays[name])
+        for job_id in ([newest.get(name, name)] if name in known else arrays[name])
     }

@@ -58,6 +58,7 @@ def whatif(
     Example: pliant whatif --policy shadow-price --state live --json
     """
     from pliant.cli.ahead import document, foresee, remarks, table
+    from pliant.tools.run.door.asking import meant
     from pliant.tools.run.door.protocol import Foresee
 
     parameters = policy_parameters(param, None)
@@ -65,14 +66,15 @@ def whatif(
         raise UsageError("what if what? name --add-nodes, --remove-node, --cancel or --policy")
     if parameters and policy is None:
         raise UsageError("--param is about the policy that --policy names")
+    directory = state_directory(state)
     question = Foresee(
         add_nodes=add_nodes,
         remove=tuple(remove_node or ()),
-        cancel=tuple(cancel or ()),
+        cancel=tuple(meant(directory, name) for name in cancel or ()),
         policy=policy,
         parameters=parameters,
     )
-    answer = foresee(state_directory(state), question)
+    answer = foresee(directory, question)
     if as_json:
         out_text(json.dumps(document(answer), indent=2) + "\n")
         return

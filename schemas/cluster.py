@@ -338,6 +338,9 @@ class Cluster(Record):
     """A rule about jobs that hardly use their slots. Default: none."""
     stragglers: StragglerRule | None = None
     """A rule about workers that are slower than the others of their job. Default: none."""
+    isolation: bool = True
+    """Whether each unit of a job on the local backend gets a control group, where the system lets one be
+    made: no more memory and cores than the job demands, or its share of the node, and only its GPUs."""
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
@@ -385,9 +388,10 @@ class Cluster(Record):
     def minor(self) -> int:
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
-        has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take.
+        has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take, or that
+        jobs are not isolated.
         """
-        if self.preemptible is not None:
+        if self.preemptible is not None or not self.isolation:
             return 4
         newest = (self.shares, self.slurm.notice_seconds, self.idle, self.stragglers)
         if self.levels or any(each is not None for each in newest):

@@ -14,11 +14,13 @@ from itertools import dropwhile, islice, pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from sys import intern
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails
 
+from pliant.schemas.container import Container
 from pliant.schemas.file_io.record import (
     FORM,
     MOST,
@@ -40,6 +42,7 @@ from pliant.schemas.file_io.record import (
     broken_rule,
 )
 from pliant.schemas.node_labels import condition
+from pliant.schemas.output_files import pattern_fault
 
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
@@ -56,6 +59,7 @@ LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
 """Bytes of all arguments, and of all variables; Linux takes a quarter of the stack, 2,097,152 by default."""
+IMAGE_PYTHON: Final = "python3"
 _PYTHON: Final = re.compile(r"(?s:.*/)?python[\d.]*")
 _REQUIRED: Final = object()
 _HASHED: Final = 1024
@@ -383,6 +387,9 @@ class Job(Record):
 
     id: Identifier
     """Unique name of the job, also its folder's name in a state directory."""
+    name: Identifier | None = None
+    """The id that it was submitted with, if a job of that id had ended before; commands take it for the
+    newest such job. Default: its id."""
     submit_time: Annotated[float, Field(ge=0, le=MOST)] = Field(default_factory=_filled_in)
     """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory). Default:
     the moment of ``submit`` or of ``schedule``; in a trace the earliest time that its file states, else 0."""
@@ -419,8 +426,15 @@ class Job(Record):
     environment that was active at ``submit``; else that of the run."""
     workdir: PlainText | None = None
     """Folder to start in. Default: the folder that the command is given from."""
+    output: PlainText | None = None
+    """File for what its workers print, seen from workdir, with placeholders: %j its id, %a its number in an
+    array, else the attempt, %r the rank (docs/output.md). Default: files in the state directory alone."""
+    error: PlainText | None = None
+    """File for what its workers print on stderr, likewise. Default: that of output."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)
     """Extra environment variables of the workers."""
+    container: Container | None = None
+    """Runs each of its processes in an image. Default: on the node itself."""
     batch: Batch = Batch.model_construct()
     lr: PositiveFloat | None = None
     """Base learning rate at batch.size; belongs to the author, scaled only with the batch."""
@@ -481,6 +495,14 @@ class Job(Record):
         self._refuse_what_cannot_be_passed_on()
         if self.resize == "relaunch":
             self._settle_relaunch(values)
+        self._refuse_contradictions()
+        return self
+
+    def _refuse_contradictions(self) -> None:
+        values = self.__dict__
+        for name in ("output", "error"):
+            if values[name] is not None and (fault := pattern_fault(values[name])) is not None:
+                raise broken_rule(fault, f"/{name}")
         if self.launcher is not None or self.tasks is not None:
             self._refuse_two_starters()
         if self.nodes or self.only is not None:
@@ -495,7 +517,6 @@ class Job(Record):
         if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
-        return self
 
     def _refuse_two_starters(self) -> None:
         if self.launcher is not None and self.elastic != "none":
@@ -576,18 +597,12 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, says when it is retried, names its launcher, tasks or
-        Python, says on which nodes it may run, or needs no GPU.
+        only if another job does not finish, has limits, says when it is retried, names its launcher, tasks,
+        Python, container or output, has a name, says on which nodes it may run, or needs no GPU.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
-        if (
-            says_when
-            or self.launcher is not None
-            or self.python is not None
-            or self.tasks
-            or self.names_nodes
-            or self.on_cpus
-        ):
+        starts = (self.launcher, self.tasks, self.python, self.container, self.output, self.error, self.name)
+        if says_when or self.names_nodes or self.on_cpus or any(each is not None for each in starts):
             return 8
         if "failed" in self.after.values():
             return 8
@@ -653,8 +668,12 @@ class Job(Record):
 
     @property
     def own_python(self) -> str | None:
-        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run."""
-        return self.command[0] if self.command and self.names_python else self.python
+        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run.
+
+        In a container it is the image's.
+        """
+        default = None if self.container is None else IMAGE_PYTHON
+        return self.command[0] if self.command and self.names_python else self.python or default
 
     @property
     def is_one_process(self) -> bool:
@@ -696,6 +715,33 @@ def _script_name(script: tuple[str, ...]) -> str:
         return "".join(script[1:2])
     name = PurePath(script[0]) if script else PurePath()
     return name.stem if name.suffix == ".py" else name.name
+
+
+Changeable = Literal["gpus", "batch", "limits", "retries"]
+CHANGEABLE: Final[tuple[Changeable, ...]] = get_args(Changeable)
+Changes = dict[Changeable, Any]
+"""New values of fields of a job; of a field with parts those that are named. None is the default."""
+
+
+def updated(job: Job, changes: Changes) -> Job:
+    """The job with other values of some fields.
+
+    :raises ValidationError: together they make no job.
+    """
+    values = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for name, change in changes.items():
+        before = values.pop(name, None)
+        found = {**(before or {}), **change} if isinstance(change, Mapping) else change
+        if isinstance(found, dict):
+            found = {part: value for part, value in found.items() if value is not None}
+        if found is not None:
+            values[name] = found
+    new = type(job).model_validate(values, strict=False)
+    if new.on_cpus != job.on_cpus:
+        text = "is 0 for a job without GPUs and for no other, which stays so: submit it anew"
+        fault = InitErrorDetails(type=broken_rule(text, ""), loc=("gpus", "requested"), input=changes)
+        raise ValidationError.from_exception_data(type(job).__name__, [fault])
+    return new
 
 
 def arriving_at(jobs: Iterable[Job], time_s: float) -> tuple[Job, ...]:

@@ -56,6 +56,11 @@ def rate_text(value: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
 
 
+def in_gpu_hours(gpu_s: float) -> str:
+    """GPU seconds in words."""
+    return f"{gpu_s / 3600:.3g} GPU hours"
+
+
 def in_gpus(count: int) -> str:
     """``1 GPU``, ``2 GPUs``."""
     return counted(count, "GPU")

@@ -1,8 +1,8 @@
 """``make test`` needs Python alone; ``make test-services`` runs the tests that need more.
 
-A test with the marker ``services`` needs Slurm, several hosts, another account, a browser, a package index or
-published data. Tests that use one of the fixtures below get the marker. In ``make test-services`` a skip is a
-failure, unless its reason is in :data:`ACCEPTED_SKIPS`.
+A test with the marker ``services`` needs Slurm, podman, several hosts, another account, a browser, a package
+index or published data. Tests that use one of the fixtures below get the marker. In ``make test-services`` a
+skip is a failure, unless its reason is in :data:`ACCEPTED_SKIPS`.
 """
 
 import os
@@ -41,6 +41,8 @@ PACKAGES: Final = {
     "ip": "iproute2",
     "chromium": "chromium",
     "hostname": "hostname",
+    "podman": "podman",
+    "runc": "runc",
     "systemd-analyze": "systemd",
 }
 """Commands that services need, and the packages of Debian that bring them."""

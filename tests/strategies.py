@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.container import Container
 from pliant.schemas.event import EVENT_NAMES, Event
 from pliant.schemas.job import (
     Batch,
@@ -57,6 +58,14 @@ def _limits(draw: st.DrawFn) -> tuple[int, int, int]:
     return low, middle, high
 
 
+containers = st.builds(
+    Container,
+    image=names.map("i".__add__),
+    runtime=st.sampled_from(["podman", "pyxis"]),
+    mounts=st.sampled_from([(), ("data", "/a:/b:ro")]),
+)
+
+
 @st.composite
 def jobs(draw: st.DrawFn, ids: st.SearchStrategy[str] = names) -> Job:
     """A job: rigid without limits, or elastic with limits that agree."""
@@ -77,6 +86,7 @@ def jobs(draw: st.DrawFn, ids: st.SearchStrategy[str] = names) -> Job:
         command=draw(maybe(st.lists(plain, max_size=3).map(tuple))),
         workdir=draw(maybe(plain)),
         env=draw(st.dictionaries(names, plain, max_size=2)),
+        container=draw(maybe(containers)),
         batch=draw(st.sampled_from([Batch(), Batch(size=batch, min=batch_low, max=batch_high)])),
         lr=draw(maybe(positive)),
         elastic=elastic,

@@ -177,15 +177,17 @@ def tests_of(root: Path, path: str) -> list[str]:
         helpers = {each for each in imports if each.startswith("tests/") and imports[each] & wanted}
         far = [each for each in sorted(imports) if _is_test(each) and imports[each] & helpers]
         if near or far:
-            return sorted(near, key=lambda each: _distance(each, path)) or far
+            return sorted(near or far, key=lambda each: _distance(each, path))
         wanted = {each for each in imports if imports[each] & wanted} - known
         known |= wanted
     return tests_of(root, COMMANDS) if path.startswith("cli/") and path != COMMANDS else []
 
 
-def _distance(test: str, path: str) -> tuple[bool, str]:
-    """The file that mirrors the module comes first."""
-    return Path(test).stem != f"test_{Path(path).stem}", test
+def _distance(test: str, path: str) -> tuple[int, bool, str]:
+    """Tests of the nearest folder come first, and of these the file that mirrors the module."""
+    folder = Path(path).parent
+    around = next(each for each in (folder, *folder.parents) if Path(test).is_relative_to("tests" / each))
+    return -len(around.parts), Path(test).stem != f"test_{Path(path).stem}", test
 
 
 def _is_test(path: str) -> bool:

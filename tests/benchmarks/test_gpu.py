@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import CheckFailedError
-from benchmarks.parts import figure, gpu_checks
+from benchmarks.parts import figure
 from benchmarks.parts.figure import Figure
 from pliant.tools.profile.torchrun.start import tree
 
@@ -66,16 +66,3 @@ def test_a_check_ends_with_its_reason_and_a_hanging_one_is_killed(tmp_path, monk
     gone, alive = psutil.wait_procs(started[0], timeout=60)
     assert gone
     assert not alive
-
-
-def test_scripts_that_fail_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_checks, "EXAMPLES", {"mlp": (), "gan": ()})
-    monkeypatch.setattr(gpu_checks, "LIBRARIES", {"short": "print(KIND)"})
-    failed = {"event": "fail", "job": "mlp", "detail": {"reason": "exit code 2"}}
-    ended = [failed, {"event": "finish", "job": "short"}]
-    monkeypatch.setattr(gpu_checks, "_run", lambda *_inputs: (ended, 1.0))
-    with pytest.raises(RuntimeError) as caught:
-        gpu_checks.scripts(torch.device("cpu"))
-    assert str(caught.value) == "mlp: exit code 2; gan: did not end"
-    ended += [{"event": "finish", "job": name} for name in ("mlp", "gan")]
-    assert gpu_checks.scripts(torch.device("cpu")) == {"took_s": 1.0, "jobs": 3.0}

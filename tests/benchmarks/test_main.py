@@ -1,16 +1,28 @@
 """What ``make bench`` says and does, and every benchmark in its smallest form."""
 
 import importlib
+import json
 import math
 import subprocess
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import NOT_MEASURED, benchmarks, main
-from benchmarks.parts import figure
+from benchmarks.parts import cpu_of_all, figure, mutants, relaunch_cost, slurm_day, training_job
 from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
+from benchmarks.parts.mutants import Mutant, mutated
+from benchmarks.parts.reclaim import reclaimed
+from benchmarks.parts.shapes import figures
+from benchmarks.parts.shapes.table import page_rows, shapes
+from benchmarks.parts.slurm_order import PlannedJob, judged, live
+from benchmarks.parts.training_job import running
+from pliant.tools.run.service.executor import Executor
+from tests.slurm_cluster import NoSlurmError
 
 
 def test_without_a_name_each_benchmark_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,3 +126,158 @@ def test_old_figures_are_named_and_no_history_is_said(tmp_path, monkeypatch, cap
     monkeypatch.setattr(figure, "ROOT", tmp_path / "nowhere")
     assert main([]) == 0
     assert "is not known: there is no git history here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("one", "holds"),
+    [
+        (Figure("a", 1.0, "s"), None),
+        (Figure("a", None, "s", 1.0), False),
+        *((Figure("a", value, "s", 1.0), value <= 1.0) for value in (1.0, 1.1)),
+        *((Figure("a", value, "", 10.0, at_least=True), value >= 10.0) for value in (12.0, 9.0)),
+        *((Figure("a", value, "", 1.1, low=0.9), value == 0.9) for value in (0.8, 0.9, 1.2)),
+    ],
+)
+def test_a_figure_says_whether_it_keeps_to_its_limit(one: Figure, holds: bool | None) -> None:
+    assert one.row("make bench NAME=x")["holds"] is holds
+
+
+def test_a_figure_of_another_machine_than_most_says_so(tmp_path, monkeypatch) -> None:
+    one, other, third = ({"cores": 2, "cpu": name} for name in ("one", "other", "third"))
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+
+    def renew(names: str, machine: dict[str, object]) -> tuple[dict[str, str | None], str]:
+        monkeypatch.setattr(figure, "machine", lambda: machine)
+        rows = json.loads(figure.renew("x", [Figure(name, 1.0, "s") for name in names]).read_text())
+        recorded = json.loads((tmp_path / "x.machine.json").read_text())
+        return {row["name"]: row.get("machine") for row in rows}, recorded["cpu"]
+
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    assert renew("a", third) == ({"a": "2 cores of third", "b": None, "c": None}, "one")
+    assert renew("b", other) == ({"a": "2 cores of third", "b": "2 cores of other", "c": None}, "one")
+    assert renew("a", other) == ({"a": None, "b": None, "c": "2 cores of one"}, "other")
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    (tmp_path / "x.machine.json").unlink()
+    assert renew("a", one) == ({"a": None, "b": "unknown", "c": "unknown"}, "one")
+
+
+TEXT = """\
+def least(values, low: int = 1):
+    if not values or len(values) < 2:
+        raise ValueError("few")
+    values.sort()
+    return values[0] + low
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for folder in mutants.PRODUCT:
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tools" / "least.py").write_text(TEXT)
+    return tmp_path
+
+
+def test_a_fault_changes_one_place_of_a_drawn_line(repository: Path) -> None:
+    drawn = mutants.draw(repository, count=9)
+    assert drawn == mutants.draw(repository, count=9)
+    assert {mutant.line for mutant in drawn} == {1, 2, 3, 4, 5}
+    for mutant in drawn:
+        text = mutated(TEXT, mutant)
+        assert text is not None
+        assert text != TEXT
+        compile(text, "least.py", "exec")
+    kinds = Counter(kind for node, kind, _ in mutants._changes_of(mutants.ast.parse(TEXT)))
+    assert kinds == {"constant": 3, "comparison": 1, "operator": 3, "statement": 3}
+
+
+def test_faults_are_looked_up_by_line_and_have_their_tests() -> None:
+    mutant = Mutant("least.py", 4, 4, "statement", "values.sort()", "pass")
+    before = TEXT.splitlines()
+    assert mutated("import os\n\n" + TEXT, mutant, before) == "import os\n\n" + TEXT.replace(
+        "values.sort()", "pass"
+    )
+    assert mutated(TEXT.replace("values.sort()", "values = sorted(values)"), mutant, before) is None
+    # A module has the tests that import it.
+    assert mutants.tests_of(ROOT, "tools/schedule/policies/gavel.py")[0].endswith("/test_gavel.py")
+    assert mutants.tests_of(ROOT, "cli/whatif.py")
+    # The faults of the record name lines and results.
+    record = json.loads(mutants.RECORD.read_text())
+    assert len(record["mutants"]) == mutants.COUNT
+    assert all(isinstance(row["killed_before"], bool) for row in record["mutants"])
+
+
+def test_processor_time_and_the_exit_code_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "times.json"
+    assert cpu_of_all.main([str(file), sys.executable, "-c", "raise SystemExit(3)"]) == 3
+    assert json.loads(file.read_text()).keys() == {"cpu_s", "wall_s"}
+
+
+@pytest.mark.torch
+def test_the_relaunched_script_trains_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_job, "SETTLE_S", 0.0)
+    with running(Executor, relaunch_cost.SCRIPT, "", 8, resize="relaunch") as job:
+        assert relaunch_cost._takes(job, 1) > 0
+        job.give(0)
+        job.ends()
+        assert (job.folder / "saved.pt").exists()
+
+
+def test_a_lent_slot_comes_back_while_the_borrower_trains_on():
+    """It is seen to train on with one worker, and to grow again after the owner's job has ended."""
+    assert reclaimed("shrink").seconds > 0
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "elastic-library.md"
+
+
+@pytest.mark.torch
+def test_shapes_and_faults() -> None:
+    names = ("classifier", "GAN, the painter first", "ignore_index, weighed", "sum")
+    found = figures.of_shapes(names, ("two workers", "micro-steps"))
+    rows = {one.name: one.value for one in found}
+    assert rows["shapes_in_suite"] == 4
+    assert rows["silent_wrong"] == 0, "the sum is documented"
+    assert rows["token_loss_error"] is not None
+    assert rows["token_loss_error"] < 1e-9
+    assert figures.of_faults(("one gradient halved",))[0].value == 1.0
+
+
+def test_the_table_is_whole_and_the_page_shows_it() -> None:
+    assert len(shapes()) >= figures.LEAST
+    assert {one.decision for one in shapes().values()} == {"right", "refused", "warned", "documented"}
+    assert max(len(one.code.splitlines()) for one in shapes().values()) <= 12
+    assert set(figures.BY_TOKENS) <= shapes().keys()
+    assert "\n".join(page_rows()) in PAGE.read_text()
+
+
+@pytest.mark.services
+def test_slurm_and_the_policy_start_a_plan_in_one_order():
+    """The second job books all nodes for the end of the first; only the fourth ends before that."""
+    planned = [
+        PlannedJob(0.0, gpus=6, limit_min=2, run_s=8.0, partition="main", nice=0),
+        PlannedJob(1.5, gpus=8, limit_min=1, run_s=1.0, partition="main", nice=0),
+        PlannedJob(2.5, gpus=2, limit_min=5, run_s=1.0, partition="debug", nice=50),
+        PlannedJob(2.5, gpus=2, limit_min=1, run_s=1.0, partition="main", nice=0),
+    ]
+    try:
+        lived = live(planned, favor_small=False)
+    except NoSlurmError as error:
+        pytest.skip(str(error))
+    result = judged(0, planned, lived, favor_small=False)
+    assert result.slurm == result.policy == (1, 4, 2, 3)
+    assert lived.priorities == {1: 1000, 2: 1250, 3: 1200, 4: 500}
+    assert result.other_priority == ()
+
+
+@pytest.mark.services
+@pytest.mark.torch
+def test_a_day_on_slurm_ends_with_all_jobs_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_day, "AWAY_S", 0.5)
+    try:
+        result = slurm_day.live(2, gap_s=1.0, epochs=(1, 2), profiled=False)
+    except NoSlurmError as error:
+        pytest.skip(str(error))
+    assert (result.lost, result.wrong) == (0, 0)
+    assert result.jct_s > 0
+    assert result.simulated_jct_s > 0

@@ -88,15 +88,6 @@ def test_what_costs_and_tables_leave_open_is_named(here: Path) -> None:
     assert 'the --convergence table lacks "run-1": 2 jobs train by samples instead' in done.stderr
 
 
-def test_complete_inputs_pass_strictly_and_without_warnings(here: Path) -> None:
-    write_profile(Profile((step(1, 8, 0.1, gpu_type="new"),)), "profile.parquet")
-    costs = ["--rescale-cost", "net=3,5", "--start-cost", "2"]
-    options = [*PROFILE, *costs, "--progress", "samples", "--strict"]
-    done = call("replay", *FILES, *options, "--policy", "fifo", "-o", "x.parquet")
-    assert done.exit_code == 0
-    assert [line.partition(":")[2][:6] for line in done.stderr.splitlines()] == [" fifo:", " fifo:"]
-
-
 def test_a_strict_schedule_that_assumes_is_not_written(here: Path) -> None:
     for arguments, text in ([], NO_PROFILE), (PROFILE, OTHER_TYPE):
         done = call("schedule", *FILES, *arguments, "--policy", "fifo", "-o", "s.json")
@@ -142,9 +133,3 @@ def test_every_reader_warns_of_a_profile_that_is_off(here: Path) -> None:
     assert call("schedule", *FILES, *PROFILE, "--policy", "fifo", "--strict").exit_code == 3
     embedded = json.loads(Path("schedule.json").read_text())["profile"]
     assert (embedded["visits"], embedded["spread"]) == ([None, 4], [None, 0.77])
-
-
-def test_a_profile_of_an_earlier_version_is_embedded_as_it_was(here: Path) -> None:
-    call("schedule", *FILES, *PROFILE, "--policy", "fifo", "-o", "schedule.json")
-    embedded = json.loads(Path("schedule.json").read_text())["profile"]
-    assert not {"visits", "spread", "model_error"} & set(embedded)

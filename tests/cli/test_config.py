@@ -6,8 +6,6 @@ import pytest
 
 from pliant.cli import config as config_module
 from pliant.cli.config import configuration
-from pliant.cli.report import report
-from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service import inputs
 from pliant.tools.run.service.loop import RunOptions
@@ -135,10 +133,3 @@ def test_another_users_file_in_a_shared_folder_does_not_count(here: Path, monkey
     assert configuration().policy == "shadow-price"
     here.chmod(0o1777)
     assert configuration().policy is None
-
-
-def test_a_report_of_nothing_names_the_state_directory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", None)
-    monkeypatch.setenv("PLIANT_STATE", "my jobs")
-    with pytest.raises(UsageError, match="name event files, as in pliant report 'my jobs', or pipe one in"):
-        report()

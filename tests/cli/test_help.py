@@ -21,14 +21,6 @@ def test_the_list_of_commands_says_what_each_says_of_itself(name: str, panel: st
     assert (made.help.split("\n\n")[0], made.rich_help_panel) == (text, panel)
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in (*COMMANDS, *GROUPS)])
-def test_help_shows_no_marks_of_its_own_making(name: str) -> None:
-    done = call(name, "--help")
-    assert done.exit_code == 0
-    assert "\\b" not in done.stdout
-    assert "\b" not in done.stdout
-
-
 def test_help_shows_every_word_and_examples_on_their_own_lines() -> None:
     lines = [line.strip() for line in call("profile", "--help").stdout.splitlines()]
     assert "pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet" in lines

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.events import parse_events
-from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs, write_profile
+from pliant.schemas.io import read_events, write_cluster, write_jobs, write_profile
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.replay import batch, output
@@ -88,31 +87,6 @@ def test_files_too_large_for_memory_are_not_written(here: Path, monkeypatch: pyt
     assert list((here / "out").iterdir()) == []
 
 
-def test_several_policies_fill_a_reproducible_folder(here: Path) -> None:
-    policies = ["--policy", "ares", "--policy", "fifo,las", "--seed", "3"]
-    options = [*policies, "--param", "fifo.backfill=easy", "--no-timing", "--quiet"]
-    for folder in ("one", "two"):
-        done = call("replay", *FILES, *options, "-o", folder)
-        assert (done.exit_code, done.output) == (0, "")
-    result = sorted(path.name for path in (here / "one").iterdir())
-    expected = [(f"{name}.parquet", f"{name}.summary.json") for name in ("ares", "fifo", "las")]
-    assert result == [name for names in expected for name in names]
-    assert all((here / "one" / name).read_bytes() == (here / "two" / name).read_bytes() for name in result)
-    first = read_events("one/fifo.parquet")[0].detail
-    assert first is not None
-    assert first["parameters"] == {"backfill": "easy"}
-
-
-def test_costs_come_from_options_or_from_what_a_run_measured(here: Path) -> None:
-    submitted = Event(0.0, "submit", "a", detail={"job": {"id": "a", "model": "linear"}})
-    started = Event(3.0, "progress", "a", overhead_seconds=3.0, detail={"after": "start"})
-    write_events([submitted, started], "live.jsonl")
-    for cost in ("3", "linear=3", "live.jsonl"):
-        done = call("replay", *FILES, "--policy", "fifo", "--start-cost", cost)
-        events = parse_events(done.stdout_bytes, "stdout")
-        assert [event.time for event in events if event.event == "finish"] == [13, 31]
-
-
 def test_traces_come_from_pipes_with_limits_intervals_and_seeds(here: Path) -> None:
     options = ["-", "--cluster", "cluster.json", "--policy", "fifo"]
     done = call("replay", *options, stdin=(here / "jobs.jsonl").read_bytes())
@@ -126,26 +100,6 @@ def test_traces_come_from_pipes_with_limits_intervals_and_seeds(here: Path) -> N
     assert (info["interval_s"], info["seed"]) == (60.0, 5)
     assert "decision_seconds" in info["counters"]
     assert "1 of 1 job finished" in done.stderr
-
-
-def test_neighbours_slow_each_other_down_where_it_is_asked_for(here: Path) -> None:
-    write_jobs([job(name, gpus=3, gpu_seconds=30) for name in "ab"], "jobs.jsonl")
-    write_cluster(cluster(2, 2, 2), "cluster.json")
-    done = call("replay", *FILES, *FREE, "--policy", "fifo", "--interference", "0.5")
-    events = parse_events(done.stdout_bytes, "stdout")
-    assert [event.time for event in events if event.event == "finish"] == [20, 20]
-    assert (events[0].detail or {})["interference"] == 0.5
-    plain, none = (
-        call("replay", *FILES, "--policy", "fifo", *more) for more in ([], ["--interference", "0"])
-    )
-    assert none.stdout_bytes == plain.stdout_bytes
-
-
-def test_jobs_that_never_run_are_counted(here: Path) -> None:
-    write_jobs([job("a", gpus=8, gpu_seconds=1)], "jobs.jsonl")
-    done = call("replay", *FILES, "--policy", "ares")
-    assert done.exit_code == 0
-    assert "ares: 0 of 1 job finished, 1 rejected" in done.stderr
 
 
 def test_a_trace_is_made_from_options_and_classes(here: Path) -> None:

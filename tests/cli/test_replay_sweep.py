@@ -49,26 +49,6 @@ def test_a_policy_in_a_file_beside_the_recipe_takes_part(here: Path) -> None:
     assert "none.py: no such file" in found.stderr
 
 
-def test_a_failed_replay_is_told_at_the_end_with_exit_code_5(here: Path) -> None:
-    write_jobs([job("a", gpu_seconds=10).model_copy(update={"work": None})], "jobs.jsonl")
-    done = call("--recipe", "sweep.toml", "-o", "out")
-    assert done.exit_code == 5
-    assert 't-fifo: jobs.jsonl: job "a" states no work' in done.stderr.replace(f"{here}/", "")
-    assert "the same command does what is missing" in done.stderr
-
-
-def test_a_job_array_without_slurm_writes_its_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    done = call("--recipe", "sweep.toml", "-o", "out", "--executor", "slurm-array")
-    assert done.exit_code == 69
-    assert f"no sbatch here: submit {here}/out/sweep.sbatch where there is one" in done.stderr
-    assert "#SBATCH --array=0-1\n" in (here / "out" / "sweep.sbatch").read_text()
-    assert call("--task", "1", "-o", "out").exit_code == 0
-    assert [path.name for path in (here / "out").glob("*.parquet")] == ["t-las.parquet"]
-    assert call("--recipe", "sweep.toml", "-o", "out", "--executor", "slurm-array").exit_code == 69
-    assert "#SBATCH --array=0\n" in (here / "out" / "sweep.sbatch").read_text()
-
-
 def test_a_task_whose_recipe_changed_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     arguments = ("--recipe", "sweep.toml", "-o", "out", "--executor", "slurm-array", "--max-array-size", "1")
@@ -81,11 +61,3 @@ def test_a_task_whose_recipe_changed_is_refused(here: Path, monkeypatch: pytest.
     done = call("--task", "1", "--table", table, "-o", "out")
     assert (done.exit_code, len(done.stderr.splitlines())) == (3, 1)
     assert "was written again after this job array was submitted" in done.stderr
-
-
-def test_a_sweep_says_why_a_result_is_made_again(here: Path) -> None:
-    call("--recipe", "sweep.toml", "-o", "out")
-    write_jobs([job("a", gpu_seconds=10)], "jobs.jsonl")
-    done = call("--recipe", "sweep.toml", "-o", "out")
-    assert "2 results to be made again: the jobs changed" in done.stderr
-    assert "made again" not in call("--recipe", "sweep.toml", "-o", "out").stderr

@@ -46,13 +46,6 @@ def test_a_folder_of_other_things_is_no_place_for_a_run(here: Path) -> None:
     assert os.listdir("project") == ["README.md"]
 
 
-def test_a_new_loop_warns_of_assumed_speeds(here: Path) -> None:
-    write_cluster(cluster(2, slots="cpu"), "cluster.json")
-    done = call("run", "--follow", "--state", "live", *BEGIN, "--dry-run")
-    assert done.exit_code == 0
-    assert "no profile: every GPU is taken to train 1 sample per second" in done.stderr
-
-
 def doctor(*words: str):
     return call("doctor", *words)
 
@@ -111,9 +104,3 @@ def test_what_it_writes_is_read_again_and_validated(tmp_path: Path, monkeypatch:
     assert json.loads(path.read_text())["schema"] == "pliant.cluster/1.1"
     checked = call("validate", "-", stdin=path.read_bytes())
     assert (checked.exit_code, checked.stderr) == (0, "")
-
-
-def test_a_cluster_of_cores_is_as_earlier_versions_write_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    written = json.loads(discover("--slots", "cpu").stdout)
-    assert (written["schema"], written["slots"]) == ("pliant.cluster/1", "cpu")

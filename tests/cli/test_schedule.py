@@ -12,7 +12,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_cluster, write_events, write_jobs, write_profile
 from tests.builders import cluster, job
-from tests.cli.calling import call, sweep
+from tests.cli.calling import call
 from tests.tools.run.stories import Story
 from tests.tools.schedule.foreign import Foreign
 from tests.tools.schedule.test_decide import INFO, PROFILE
@@ -144,12 +144,6 @@ def test_waiting_for_a_silent_pipe_is_said(here: Path, stdin, monkeypatch: pytes
     assert message[0] == "waiting for a profile on stdin; give < /dev/null for none"
 
 
-def test_jobs_can_be_piped_in_instead(here: Path, stdin):
-    stdin(piped((here / "jobs.jsonl").read_bytes()))
-    result = run_here("schedule", "-", "--cluster", "cluster.json", "--policy", "fifo")
-    assert "profile" not in result
-
-
 def test_a_state_directory_brings_everything(here: Path):
     spec = job("a", gpus=2)
     events = [Event(0, "decision", detail=INFO), Event(5, "submit", "a", detail={"job": job_fields(spec)})]
@@ -223,16 +217,6 @@ def test_an_error_in_a_policy_is_one_line_with_its_place(mine: Foreign, args, bo
     assert "Traceback" not in done.stderr
     shown = call(*args, "--policy", "mine", "--debug")
     assert "snapshot.jobs['x']" in "".join(traceback.format_exception(shown.exception))
-
-
-def test_a_sweep_names_the_line_and_does_the_other_policies(mine: Foreign, tmp_path: Path):
-    line = broken(mine)
-    (tmp_path / "recipe.toml").write_text(sweep("mine", "fifo"))
-    done = call("replay", "--recipe", "recipe.toml", "-o", "out", "--workers", "1")
-    assert done.exit_code != 0
-    assert f"(mine.py:{line}): KeyError: 'x'" in done.stderr
-    assert "bug in pliant" not in done.stderr
-    assert [path for path in (tmp_path / "out").glob("*.parquet") if "fifo" in path.name]
 
 
 def test_a_policy_without_description_hides_no_others(mine: Foreign):

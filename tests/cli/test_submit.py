@@ -216,6 +216,8 @@ def test_without_a_node_its_job_waits(here: Path):
     live_state(here / "live", a_queue(3, (10_000.0,)), NODES)
     jobs = {each["job"]: each for each in asked("--remove-node", "n0")["jobs"]}
     assert jobs["j0"]["delay_seconds"] + jobs["j1"]["delay_seconds"] > 9000
+    assert [jobs["j0"][case]["lost_gpu_hours"] > 0 for case in ("now", "then")] == [False, True]
+    assert "job j0 loses" in call("drain n0 --now --state live").stderr
     assert call("whatif", "--state", "live", "--policy", "fair-share").exit_code == 0
 
 
@@ -237,6 +239,12 @@ def test_a_dry_run_predicts_starts_and_delays(here: Path):
     assert '"id":"new"' in message.stdout
     assert "new: would start in 2 h 45 min on 4 GPUs, and end in 3 h 2 min" in message.stderr
     assert "no job would be delayed" in message.stderr
+    live_state(here / "free", a_queue(1), NODES)
+    silent = call("submit", "train.py", "--gpus", "4", "--dry-run", "--state", "free", columns=200)
+    assert "train: would start now on 4 GPUs; its end is not known: its work is not known" in silent.stderr
+    live_state(here / "full", [job("a", gpus=8)], NODES)
+    late = call("submit", "train.py", "--dry-run", "--state", "full", columns=200)
+    assert "train: no start is predicted: it waits for jobs of unknown end" in late.stderr
     write_jobs([job("new", priority=5.0, **fields)], "jobs.jsonl")
     live_state(here / "other", a_queue(3, (10_000.0,)), NODES, policy="fair-share")
     early = call("submit", "jobs.jsonl", "--dry-run", "--state", "other", columns=200)

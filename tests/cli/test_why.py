@@ -42,7 +42,7 @@ def test_a_running_job_shows_its_cost_also_as_json(tmp_path: Path) -> None:
     assert ["cheapest", "- (there is no profile)"] in lines
     assert "started on 4 GPUs (n0:4)" in message.stdout
     document = json.loads(call("why", "a", "--json", "--state", str(tmp_path / "live")).stdout)
-    assert document["schema"] == "pliant.why/1"
+    assert document["schema"] == "pliant.why/1.1"
     assert document["cost"]["held_gpu_seconds"] == 480.0
     assert document["cost"]["lost_gpu_seconds"]["starts"] == 8.0
     assert document["cost"]["cheapest_unknown"] == "there is no profile"

@@ -17,7 +17,6 @@ from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing.harness import CheckedSession, cluster, node
-from tests.builders import job
 from tests.effort import examples
 
 CLUSTERS = (
@@ -118,35 +117,3 @@ def moments(held: CheckedSession, jobs: list[Job]) -> Iterator[float]:
         yield held.time_s
         if not held.advance(coming):
             return
-
-
-def scaled(each: int, count: int = 14) -> list[Job]:
-    """A fixed mix of jobs whose replicas have that many GPUs."""
-    result = []
-    for number in range(count):
-        limits = {"low": (1 + number % 2) * each, "high": (3 + number % 4) * each} if number % 5 else {}
-        utility = {"shape": "sigmoid", "value": 10.0 + number, "decay": 0.01, "target": 200.0}
-        spec = job(
-            f"j{number:02}",
-            at=15.0 * number,
-            gpus=2 * each,
-            each=each,
-            model=("linear", "flat")[number % 4 == 3],
-            batch=64,
-            gpu_seconds=each * (40.0 + 37.0 * (number % 6)),
-            utility=utility,
-            **limits,
-        )
-        result.append(spec)
-    return result
-
-
-@pytest.mark.parametrize("name", sorted({*policy_names()} - {"drl", "sia"}))
-def test_replicas_of_two_gpus_get_twice_what_single_gpus_get(name: str):
-    """All but drl, whose network has learned from numbers of GPUs, and sia, whose goodputs count by them."""
-    one, two = [], []
-    for each, seen in ((1, one), (2, two)):
-        held = CheckedSession(make_policy(name), cluster(node(4 * each, 2), node(2 * each)))
-        for time_s in moments(held, scaled(each)):
-            seen.append((round(time_s, 3), {job.id: job.gpus // each for job in held.jobs.values()}))
-    assert two == one

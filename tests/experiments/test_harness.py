@@ -2,19 +2,15 @@
 
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
 from experiments.harness.page import HEADER, Results, page_text, results_bytes, table_text
-from experiments.harness.pieces import in_pieces
 from experiments.harness.plots import write_plots
 from experiments.harness.published import Compared, compare, read_numbers
-from experiments.harness.replays import JobTimes, Outcome, carry_out
-from experiments.harness.significance import paired_tests
-from experiments.harness.spec import Experiment, Paired, Plot, Study, find, load, names
+from experiments.harness.replays import Outcome, carry_out
+from experiments.harness.spec import Experiment, Plot, Study, find, load, names
 from experiments.harness.study import page_of, read_findings
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.io import write_cluster
@@ -173,39 +169,6 @@ def test_experiments_are_found_by_the_name_people_type() -> None:
         load("nothing")
 
 
-def made_of(*jcts_s: float, trace: str = "hash") -> Outcome:
-    """A replay whose jobs took so long, half of it without GPUs."""
-    jobs = {f"j{number}": JobTimes(jct_s, jct_s / 2) for number, jct_s in enumerate(jcts_s)}
-    return replace(outcome("made", mean_jct_s=1.0), trace_hash=trace, jobs=jobs)
-
-
-def test_two_policies_are_tested_job_by_job_on_each_trace(experiment: Experiment) -> None:
-    tested = replace(experiment, tests=(Paired("first against second", "a-*", "b-*"),))
-    actual = {"a-0": made_of(*range(10, 18)), "b-0": made_of(*range(11, 26, 2))}
-    (row,) = paired_tests(tested, actual)
-    assert (row.what, row.first, row.second, row.pairs) == ("first against second", "made", "made", 8)
-    assert row.less == pytest.approx(1 / 256)
-    experiment.results.write_bytes(results_bytes(tested, [], actual))
-    assert Results.read(experiment.results).tested == (row,)
-    other = {**actual, "b-0": made_of(*range(11, 19), trace="other")}
-    with pytest.raises(BadInputError, match="not replays of the same traces"):
-        paired_tests(tested, other)
-
-
-TIMES = ("jct_s", "execution_s")
-
-
-def test_the_first_jobs_may_be_left_out_of_the_statistics(experiment: Experiment, tmp_path: Path) -> None:
-    whole = carry_out(experiment, tmp_path / "whole")["small-t0-fifo"]
-    rest = carry_out(replace(experiment, dropped=0.3), tmp_path / "rest")["small-t0-fifo"]
-    assert (whole.metrics["jobs_submitted"], rest.metrics["jobs_submitted"]) == (6, 4)
-    assert whole.jobs.items() > rest.jobs.items()
-    jct_s, execution_s = (fmean(getattr(each, name) for each in rest.jobs.values()) for name in TIMES)
-    means = {"mean_jct_s": jct_s, "mean_execution_s": execution_s, "mean_waiting_s": jct_s - execution_s}
-    assert {name: rest.metrics[name] for name in means} == pytest.approx(means)
-    assert rest.arrivals_s == whole.arrivals_s
-
-
 @pytest.mark.parametrize("name", names())
 def test_a_page_is_made_from_the_committed_results(name: str) -> None:
     subject = find(name)
@@ -233,20 +196,3 @@ def test_published_numbers_are_shown_and_misses_explained(name: str) -> None:
     assert shown == {number.table for number in published.values()}
     missed = [each.name for each in compared if each.is_ratio and not each.reproduces]
     assert [each for each in missed if not published[each].note] == []
-
-
-def test_a_study_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
-    marks: list[int] = []
-
-    def measured(value: int) -> dict[str, int]:
-        marks.append(value)
-        return {"value": value}
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    tasks = {f"piece-{value}": partial(measured, value) for value in range(3)}
-    with pytest.raises(KeyboardInterrupt):
-        in_pieces({**tasks, "piece-1": interrupted}, tmp_path, 1, lambda _text: None)
-    assert in_pieces(tasks, tmp_path, 1, lambda _text: None)["piece-2"] == {"value": 2}
-    assert marks == [0, 1, 2]

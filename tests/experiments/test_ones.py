@@ -1,7 +1,6 @@
 """The reproduction of the ONES paper: its model, its traces, and what the policy drl learns from them."""
 
 from dataclasses import replace
-from math import erfc
 from pathlib import Path
 
 import numpy as np
@@ -12,67 +11,19 @@ from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.significance import paired_tests
 from experiments.harness.spec import Experiment, load
-from experiments.ones import model
-from experiments.ones.artifact import (
-    GAINS,
-    JCT_S,
-    one_way_p,
-    paper_averages,
-)
-from experiments.ones.experiment import TABLE_4, gains
 from experiments.ones.learning import Rollout, Step, costs, gradient, returns
 from experiments.ones.scenes import MAIN, PAPER, ROWS, TAUGHT
 from experiments.ones.train import RECIPE, Recipe, train
 from experiments.ones.workloads import (
-    SHORTER,
-    SPREAD,
-    Arrival,
-    drawn,
-    drawn_histories,
     jobs_of,
     published,
-    recorded,
 )
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
-from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.sweep_recipe import read_sweep
 from pliant.tools.schedule.policies.drl import FEATURES, SHIPPED, Weights, read_network
 
 HEAD = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
-
-
-def curve(name: str, world: model.World | None = None) -> model.Curve:
-    return next(each for each in model.fitted(world) if each.kind.name == name)
-
-
-def test_the_model_meets_recorded_speeds_as_does_its_profile() -> None:
-    for world in (
-        model.World(),
-        model.World(fixed=0.5),
-        model.World(sync=2.0),
-        model.World(faster=1.0, recorded_on=4),
-    ):
-        for each in model.fitted(world):
-            gpus = min(each.kind.requested, world.recorded_on)
-            met = each.rate(each.local_max, gpus) / world.faster
-            assert met == pytest.approx(np.mean(each.kind.speeds))
-    # The part of a step without samples is that of bert.
-    small, large = model.BY_NAME["bert-cola"], model.BY_NAME["bert-sst2"]
-    alone = {each.batch: each.step_s - model.sync_s() * (each.requested - 1) for each in (small, large)}
-    level = 2 * alone[16] - alone[32]
-    assert model.bert_fixed() == pytest.approx(level / alone[32])
-    assert curve("alexnet-imagenet").fixed_s == pytest.approx(
-        model.bert_fixed() * curve("alexnet-imagenet").step_s(64, 1)
-    )
-    # The profile answers as the model.
-    speed = ThroughputBySize(model.profile_of())
-    for each in model.fitted():
-        for place in ((1,), (3,), (4, 4), (4, 4, 4, 4)):
-            gpus = sum(place)
-            batch = gpus * (each.local_max // 2)
-            seconds = speed.step_seconds(each.kind.name, model.GPU_TYPE, place, batch, None)
-            assert seconds == pytest.approx(each.step_s(each.local_max // 2, gpus))
 
 
 def test_a_published_trace_is_read_with_its_kinds(tmp_path: Path) -> None:
@@ -97,31 +48,6 @@ def test_a_published_trace_is_read_with_its_kinds(tmp_path: Path) -> None:
     path.write_text(f"{HEAD}\n7,gpt,cola,6000,5,16,5e-6,2e-5,0.8,2\n")
     with pytest.raises(BadInputError, match="no speed is published of gpt-cola"):
         published(path)
-
-
-def test_work_follows_from_published_execution_times() -> None:
-    """At the size that it requests a job takes 0.81 of its kind's time, and starting it 10 s."""
-    mrpc = Arrival("a", 0.0, model.BY_NAME["bert-mrpc"], 3600)
-    (result,) = jobs_of([mrpc], 0, spread=0.0)
-    rate = curve("bert-mrpc").rate(16, 2)
-    geometric_s = (74 * 55 * 155 * 141 * 108) ** 0.2
-    assert isinstance(result.work, EpochWork)
-    assert result.work.epochs == round(0.81 * (geometric_s - 10) * rate / 3600)
-    half, whole = (model.BY_NAME["resnet50-imagenet"].execution_s(samples) for samples in (15_000, 20_000))
-    assert whole < half < 256
-
-
-def test_tiresias_has_the_average_of_the_paper() -> None:
-    times = [
-        SHORTER * (kind.execution_s(size) - model.START_S) + model.START_S
-        for kind in model.KINDS
-        for size in (*kind.executed_s, *([3600] if kind.task == "mrpc" else []))
-    ]
-    averages = paper_averages()
-    execution_s, waiting_s = averages["tiresias"]
-    assert np.mean(times) * np.exp(SPREAD**2 / 2) == pytest.approx(execution_s, rel=0.02)
-    assert (execution_s, waiting_s) == pytest.approx((342.9, 107.4), abs=0.1)
-    assert {name: 1 - JCT_S / sum(averages[name]) for name in GAINS} == pytest.approx(GAINS)
 
 
 # Learning.
@@ -208,31 +134,3 @@ def test_every_scene_is_a_sweep_with_its_inputs(experiment: Experiment, tmp_path
             assert all(Path(each).is_file() for each in (trace.jobs or "", trace.profile or ""))
             assert trace.convergence is None or Path(trace.convergence).is_file()
         assert all(Path(each.path).is_file() for each in sweep.clusters)
-
-
-def test_jobs_name_the_recorded_job_of_about_their_size(tmp_path: Path) -> None:
-    kind = model.BY_NAME["resnet50-imagenet"]
-    jobs = jobs_of([Arrival(f"a{size}", 0.0, kind, size) for size in (12_000, 18_000)], 0)
-    names = {row.model for row in drawn_histories()}
-    assert [job.convergence for job in jobs] == [f"resnet50-imagenet-{size}" for size in (10_000, 20_000)]
-    assert {job.convergence for job in jobs_of(drawn(200, 1), 0)} <= names
-    with pytest.raises(BadInputError, match="job_history"):
-        recorded(tmp_path)
-
-
-def test_the_published_p_and_gains_over_the_base() -> None:
-    # Signed ranks 1 to 50: mean 637.5, variance 50 · 51 · 101 / 24, so z is 6.154.
-    z = 637.5 / (50 * 51 * 101 / 24) ** 0.5
-    assert one_way_p(50) == pytest.approx(erfc(z / 2**0.5))
-    assert one_way_p(50) == pytest.approx(TABLE_4["optimus"][0], rel=0.01)
-    # Gains are of means over the base.
-    only_optimus = next(scene for scene in ROWS if scene.policies == ("optimus",))
-    replays = {
-        **{f"main-s{seed}-{name}": {"mean_jct_s": jct} for seed in (0, 1) for name, jct in JCTS.items()},
-        f"{only_optimus.name}-s0-optimus": {"mean_jct_s": 100.0},
-    }
-    assert gains(replays, MAIN) == pytest.approx({"drl": 0.5, "tiresias": 0.75, "optimus": -1.0})
-    assert gains(replays, only_optimus) == pytest.approx({"drl": 0.5, "tiresias": 0.75, "optimus": 0.5})
-
-
-JCTS = {"ones": 50.0, "drl": 100.0, "tiresias": 200.0, "optimus": 25.0}

@@ -1,18 +1,12 @@
 """The study of policies on the home grounds of others, small enough for a test."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.accuracy.arms import FULL, SMOKE, arms
-from experiments.accuracy.facts import Run, Runs, claims
-from experiments.ares import live as ares
-from experiments.elastic_scaling import live as elastic
+from experiments.accuracy.arms import SMOKE, arms
 from experiments.harness.live import pliant, run_and_replay
-from experiments.harness.spec import Findings
 from experiments.rivals import today
 from experiments.rivals.figures import facts
 from experiments.shadow_price import live as shadow_price
@@ -26,37 +20,6 @@ from pliant.tools.run.statedir.contract.folders import JobDir
 from tests.benchmarks import in_process
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, submit
-
-
-def ground(by_deadline: bool, **values: float) -> dict[str, object]:
-    name = "met" if by_deadline else "mean_jct_s"
-    rest = {"mean_jct_s": 1.0, "p99_jct_s": 2.0, "makespan_s": 3.0}
-    replays = {policy.replace("_", "-"): {**rest, name: value} for policy, value in values.items()}
-    return {
-        "title": "there",
-        "home": "fifo",
-        "by_deadline": by_deadline,
-        "published": {},
-        "replays": replays,
-        "varied": {"costs nothing": replays},
-    }
-
-
-@pytest.mark.parametrize(
-    ("by_deadline", "home", "other", "ours", "ahead"),
-    [
-        (True, 0.5, 0.6, 0.7, True),
-        (True, 0.9, 0.6, 0.7, False),
-        (True, 0.1, 0.2, 0.2, False),
-        (False, 30.0, 20.0, 10.0, True),
-        (False, 30.0, 20.0, 19.9, False),
-        (False, 5.0, 20.0, 10.0, False),
-    ],
-)
-def test_ahead_is_better_than_all_others_by_over_a_percent(by_deadline, home, other, ours, ahead) -> None:
-    result = ground(by_deadline, fifo=home, srtf=other, shadow_price=ours)
-    assert facts({"grounds": {"a": result}, "today": {}})["ahead"] == (["there"] if ahead else [])
-
 
 HELIOS = """\
 job_id,user,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
@@ -90,37 +53,6 @@ def run(*ends_s: float) -> RunRecord:
         events += [submit(job(name), 10.0), Event(0, "start", name, 1)]
     events += [Event(end, "finish", name, 0) for end, name in sorted(zip(ends_s, names, strict=True))]
     return fold(events)
-
-
-def test_ares_compares_jct_and_fairness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = jct, unfair, worst = ares.compare(run(20), run(19))
-    assert (jct.live, jct.simulated) == (20, 19)
-    assert (unfair.live, unfair.simulated) == (1.0, 1.0)
-    assert (worst.live, worst.simulated) == (pytest.approx(2.0), pytest.approx(1.9))
-    assert {each.limit for each in result} == {ares.LIMIT}
-    monkeypatch.setattr(ares, "RECORD", tmp_path / "live.json")
-    assert ares.live_table() == ""
-    figures = [each.row() for each in result]
-    ares.RECORD.write_text(json.dumps({"jobs": 1, "slots": 1, "figures": figures}))
-    assert "| average JCT, s | 20.00 | 19.00 | 5.0 % |" in ares.live_table()
-
-
-def test_elastic_scaling_compares_what_is_completed() -> None:
-    """Live, jobs end at 20 and 40 s, so one is done for 20 s and two never; simulated, at 10 and 40."""
-    result = completed, sjs, jct = elastic.compare(run(20, 40), run(10, 40))
-    assert (completed.live, completed.simulated) == (pytest.approx(20 / 40), pytest.approx(30 / 40))
-    assert (sjs.live, sjs.simulated) == (pytest.approx(20 / 60), pytest.approx(20 / 50))
-    assert (jct.live, jct.simulated) == (pytest.approx(30), pytest.approx(25))
-    assert [each.difference for each in result] == pytest.approx([0.5, 0.2, 1 / 6])
-    assert [each.row()["holds"] for each in result] == [False, False, True]
-
-
-def test_shadow_price_compares_three_figures() -> None:
-    result = shadow_price.both("demo", run(20), run(10), 1)
-    figures = {each["name"]: (each["live"], each["simulated"]) for each in result["figures"]}
-    assert figures["jct"] == (20, 10)
-    assert figures["makespan_s"] == (20, 10)
-    assert figures["rescales_per_job"] == (0, 0)
 
 
 SCRIPT = """
@@ -202,45 +134,3 @@ def test_small_trainings_change_what_their_arm_says(tmp_path: Path) -> None:
         batches.append(drawn.get(epoch, batches[-1]))
     assert trained(tmp_path, "drawn-1") == [(1, batch) for batch in batches[1:]]
     assert all(BATCH // 4 <= batch <= 2 * BATCH for batch in batches)
-
-
-def test_a_rise_of_the_loss_and_the_way_back_by_hand() -> None:
-    run = Run("abrupt", 0, (4.0, 1.0, 3.0, 2.0, 0.5, 0.7), (0.5,) * 6, (0.0,) * 6, 0.0, first=2)
-    assert (run.rise, run.epochs_back) == (3.0, 2)
-    assert replace(run, loss=(4.0, 1.0, 3.0, 2.0)).epochs_back == 2
-    assert replace(run, loss=(4.0, 1.0, 0.9)).epochs_back == 0
-
-
-def made(**losses: tuple[float, ...]) -> Findings:
-    """Two seeds of every arm: those of the reference are two points apart, all others end as it does."""
-    names = [arm.name for arm in arms(FULL)]
-    rows = [
-        {
-            "arm": name,
-            "seed": seed,
-            "loss": losses.get(name, (2.0, 1.0, 0.9, 0.8, 0.7, 0.6)),
-            "accuracy": (0.7 + seed * 0.02 - 0.04 * (name == "larger-8"),),
-            "loss_off": (0.0, 0.0, 1e-15, 1e-12, 1e-10, 1e-7),
-            "weights_off": 1e-7,
-        }
-        for name in names
-        for seed in (0, 1)
-    ]
-    return {"scale": {"first": 2}, "arms": {name: name for name in names}, "runs": rows}
-
-
-JUMPED = (2.0, 1.0, 4.0, 3.0, 2.0, 0.5)
-
-
-def test_each_claim_can_hold_and_can_fail() -> None:
-    def held(result: Findings) -> list[bool]:
-        return [claim.holds for claim in claims(Runs(result))]
-
-    assert held(made(abrupt=JUMPED)) == [True] * 5
-    assert held(made()) == [True, True, True, False, True]
-    assert held(made(abrupt=JUMPED, stepwise=JUMPED)) == [True, True, True, True, False]
-    off = made(abrupt=JUMPED)
-    for row in off["runs"]:
-        row["weights_off"] = 1e-3 if row["arm"] == "elastic" else 1e-7
-        row["accuracy"] = (0.7 + 0.02 * row["seed"] - 0.01 * (row["arm"] == "drawn-2"),)
-    assert held(off) == [False, False, False, True, True]

@@ -20,7 +20,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from pliant.schemas.event import ENDS, End, Event
+from pliant.schemas.event import ENDS, RESCALES, End, Event
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
@@ -38,6 +38,7 @@ _EXACT: Final = 0.3
 _USED: Final = 0.7
 """The part of the time left that decisions are planned for: they differ."""
 _TICK_S: Final = 1e-4
+_STOPS: Final = RESCALES | {"preempt", "requeue"}
 _SOON_S: Final = 1.0
 """Differences below this are none."""
 
@@ -59,6 +60,8 @@ class JobAhead:
     """Why its end is not known."""
     can_end: bool = True
     """Whether its work and its speed are known."""
+    lost_gpu_s: float = 0.0
+    """GPU seconds that stops and changes lose, as it cannot save."""
 
     @property
     def jct_s(self) -> float | None:
@@ -114,6 +117,8 @@ def look_ahead(
     speeds = CorrectedSpeeds(session, time_s, measured)
     before = {job.id: JobAhead(job.spec.submit_time, job.gpus) for job in session.jobs.values()}
     before |= {job.id: JobAhead(job.submit_time) for job in coming}
+    unsaved = {job.id: 0.0 for job in coming if not job.can_save}
+    unsaved |= {job.id: job.changed_s for job in session.jobs.values() if not job.spec.can_save}
     engine = Engine(
         session,
         coming,
@@ -124,7 +129,7 @@ def look_ahead(
     engine.carry_on(time_s)
     effort = _Effort(engine, math.inf if within_s is None else within_s, until_s)
     engine.run(effort.goes_on)
-    return _outcome(engine, before, effort, speeds)
+    return _outcome(engine, before, effort, speeds, unsaved)
 
 
 class _Effort:
@@ -182,7 +187,9 @@ def _outcome(
     before: Mapping[str, JobAhead],
     effort: _Effort,
     speeds: CorrectedSpeeds,
+    unsaved: Mapping[str, float],
 ) -> JobsAhead:
+    """:param unsaved: jobs that cannot save, and since when they hold what they hold at first."""
     found, events = dict(before), list(engine.log.events())
     for event in events:
         known = found.get(event.job or "")
@@ -196,9 +203,29 @@ def _outcome(
         why = _why(state, engine.session, speeds, is_cut=effort.reached_s < math.inf)
         knows = state.work_samples is not None and speeds.is_known(state)
         found[job_id] = replace(found[job_id], why=why, can_end=knows)
+    for job_id, lost_gpu_s in _lost(events, unsaved, before).items():
+        found[job_id] = replace(found[job_id], lost_gpu_s=lost_gpu_s)
     use = _gpu_use(events, engine.session.up_gpus)
     exact_s = effort.exact_until_s if effort.exact_until_s < math.inf else None
     return JobsAhead(found, use, engine.counters.decisions, exact_s, effort.reached_s)
+
+
+def _lost(
+    events: Iterable[Event], unsaved: Mapping[str, float], before: Mapping[str, JobAhead]
+) -> dict[str, float]:
+    """GPU seconds that jobs lose to stops and changes, by their ids."""
+    held = {job_id: (before[job_id].gpus, since_s) for job_id, since_s in unsaved.items()}
+    found: dict[str, float] = {}
+    for event in events:
+        job_id = event.job or ""
+        if job_id not in held or event.gpus is None:
+            continue
+        gpus, since_s = held[job_id]
+        if gpus and event.event in _STOPS:
+            found[job_id] = found.get(job_id, 0.0) + gpus * (event.time - since_s)
+        if not gpus or event.event in _STOPS:
+            held[job_id] = (event.gpus, event.time)
+    return found
 
 
 def _why(job: JobState, session: Session, speeds: CorrectedSpeeds, *, is_cut: bool) -> str:
@@ -207,9 +234,9 @@ def _why(job: JobState, session: Session, speeds: CorrectedSpeeds, *, is_cut: bo
         return "it is held"
     if job.id in session.commands.awaiting:
         return session.commands.awaiting[job.id]
-    if job.work_samples is None:
+    if job.gpus and job.work_samples is None:
         return "its work is not known"
-    if not speeds.is_known(job):
+    if job.gpus and not speeds.is_known(job):
         return "its speed is not known"
     return "it lies further ahead than was looked" if is_cut else "it waits for jobs of unknown end"
 

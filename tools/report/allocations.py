@@ -46,6 +46,8 @@ _PREEMPT: Final = is_one_of(["preempt"])
 _MOVE: Final = is_one_of(["move"])
 _STARTS: Final = is_one_of(["start", "resume"])
 _RESCALES: Final = is_one_of(RESCALES)
+STOPS: Final = _PREEMPT | _RESCALES
+"""Stops and changes by a policy."""
 _CHECKPOINT: Final = is_one_of(["checkpoint"])
 _FAIL: Final = EVENT_NAMES.index("fail")
 CHANGES: Final = _HOLDS | _ENDS | _REQUEUE

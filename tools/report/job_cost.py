@@ -15,7 +15,7 @@ from math import inf
 from typing import Any, Final, Literal
 
 from pliant.schemas.event import PLACED, STARTS, Event
-from pliant.schemas.text import counted, in_gpus, rate_text
+from pliant.schemas.text import counted, in_gpu_hours, in_gpus, rate_text
 from pliant.tools.report.comparisons import relative_speed
 from pliant.tools.report.job_record import AllocationStep, JobRecord
 from pliant.tools.report.read_run import fold
@@ -25,6 +25,7 @@ _Loss = Literal["starts", "changes", "checkpoints", "failures"]
 _LOSSES: Final[Sequence[_Loss]] = ("starts", "changes", "checkpoints", "failures")
 _FAILED: Final = frozenset({"requeue", "fail"})
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
+_HOUR_S: Final = 3600.0
 _AS_CHEAP: Final = 1 + 1e-9
 NO_PROFILE: Final = "there is no profile"
 _Held = tuple[float, float, AllocationStep]
@@ -54,6 +55,8 @@ class JobCost:
     rescales: int
     moves: int
     restarts: int
+    stopped_gpu_s: float = 0.0
+    """GPU seconds that were lost to stops and changes, where the job can save nothing."""
 
     @property
     def trained_gpu_s(self) -> float | None:
@@ -103,6 +106,7 @@ def job_cost(
         int(run.jobs.rescales_until(inf)[row]),
         job.moves,
         job.restarts,
+        account.stopped_gpu_s,
     )
 
 
@@ -114,7 +118,7 @@ class _Account:
 
     def __init__(self, held: Sequence[_Held]) -> None:
         self.lost: dict[_Loss, float] = dict.fromkeys(_LOSSES, 0.0)
-        self.repeated = 0.0
+        self.repeated = self.stopped_gpu_s = 0.0
         self._held = held
         self._charges: list[tuple[float, float]] = []
         """(time, GPU seconds), so that training that is repeated is not charged for them again."""
@@ -135,6 +139,7 @@ class _Account:
 
     def take(self, event: Event) -> None:
         detail = event.detail or {}
+        self.stopped_gpu_s += _HOUR_S * float(detail.get("lost_gpu_hours", 0.0))
         if event.event in PLACED:
             self._place(event.event, event.time, setback="setback" in detail)
         elif event.event in ("preempt", "requeue"):
@@ -233,7 +238,6 @@ def _cheapest(job: JobRecord, run: RunRecord) -> tuple[tuple[int, float] | tuple
     return (best, costs[best]), ""
 
 
-_HOUR_S: Final = 3600.0
 _SAMPLES: Final = 1000
 """Samples that a price is for."""
 _SILENT: Final = "its script has reported no steps, so the time of its starts is not known"
@@ -252,6 +256,8 @@ def cost_facts(cost: JobCost) -> Iterator[tuple[str, str]]:
             if cost.lost_gpu_s[name] > 0
         ]
         yield "lost", "; ".join(lost) or "nothing"
+    if cost.stopped_gpu_s:
+        yield "stops", f"{in_gpu_hours(cost.stopped_gpu_s)} lost: it does not say that it can save"
     if cost.repeated_samples:
         yield "repeated", f"{cost.repeated_samples:,.0f} samples, trained again from a checkpoint"
     yield "speed", f"- ({cost.no_speed})" if cost.speed is None else f"{cost.speed:.2f} of its profile's"
@@ -297,6 +303,7 @@ def cost_fields(cost: JobCost) -> dict[str, Any]:
         "held_gpu_seconds": cost.held_gpu_s,
         "trained_gpu_seconds": cost.trained_gpu_s,
         "lost_gpu_seconds": None if cost.lost_gpu_s is None else dict(cost.lost_gpu_s),
+        "stopped_gpu_seconds": cost.stopped_gpu_s,
         "lost_unknown": _SILENT if cost.lost_gpu_s is None else None,
         "samples": cost.samples,
         "repeated_samples": cost.repeated_samples,

@@ -17,6 +17,7 @@ import numpy as np
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import counted
+from pliant.tools.report.allocations import STOPS
 from pliant.tools.report.job_columns import BLOCK, Jobs, ascending, reached, smallest_type
 from pliant.tools.report.job_record import Outcome
 
@@ -69,6 +70,17 @@ class RunRecord:
         jobs = self.jobs
         unsaved = jobs.counts(lambda job: not job.can_save) > 0
         return int(np.count_nonzero(unsaved & (jobs.preemptions + jobs.moves > 0)))
+
+    @property
+    def unsaved_gpu_s(self) -> float:
+        """GPU seconds of such jobs that preemptions and changes have lost; a simulation loses nothing."""
+        if self.info.simulated or not self.jobs.any_form(lambda job: not job.can_save):
+            return 0.0
+        steps, held = self.jobs.steps, self.jobs.held(self.last_event_s)
+        following = np.minimum(held.step + 1, len(steps.job) - 1)
+        lost = (following > held.step) & (steps.job[following] == held.job) & STOPS[steps.event[following]]
+        lost &= (self.jobs.counts(lambda job: not job.can_save) > 0)[held.job]
+        return float(((held.end_s - held.start_s) * held.counted_gpus)[lost].sum())
 
     def with_outcome(self, outcome: Outcome) -> Jobs:
         return self.jobs.of(np.flatnonzero(self.jobs.have_outcome(outcome)))

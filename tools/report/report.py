@@ -20,7 +20,7 @@ from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
 from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures
-from pliant.schemas.text import counted, shortened
+from pliant.schemas.text import counted, in_gpu_hours, shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.job_columns import START, Jobs, optional
 from pliant.tools.report.job_record import Outcome
@@ -287,6 +287,10 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
         found.append("FTF: fair shares are of all GPUs, also of jobs that may run on some of them only")
     if (usage.held > usage.available).any():
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    if (lost_s := run.unsaved_gpu_s) > 0:
+        found.append(
+            f"preemptions of jobs that do not say that they can save have lost {in_gpu_hours(lost_s)}"
+        )
     found += _free_changes(run)
     found += _measured(run)
     found += _forecasts(run)

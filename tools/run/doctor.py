@@ -37,6 +37,7 @@ from pliant.schemas.text import (
     when_text,
     wrapped,
 )
+from pliant.tools.run.backends.cgroup import LIMITED, find_place
 from pliant.tools.run.backends.machine import (
     VISIBLE,
     Gpu,
@@ -52,6 +53,8 @@ from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.discovery import choose_partitions, levels_of, slurm_topology
 from pliant.tools.run.door.access import ADVICE, obstacle
+from pliant.tools.run.service.containers import TRIED
+from pliant.tools.run.service.containers import obstacle as container_obstacle
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_own, holder_of
 from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
@@ -397,6 +400,25 @@ def accounts(site: Site) -> Iterator[Check]:
         yield warning(f"{why}: with --shared they fail with exit code 127", ADVICE)
 
 
+_CONTAINERS: Final = 5
+"""Most that are tried."""
+
+
+def containers(site: Site) -> Iterator[Check]:
+    """Do the containers of jobs that have not ended start here, with what the jobs need of their images?"""
+    if site.log is None or site.dirs is None or site.dirs.is_shared:
+        return
+    jobs = [record.job for record in site.log.jobs.values() if record.ended_s is None]
+    by_container = {job.container: job for job in reversed(jobs) if job.container is not None}
+    for container, job in list(by_container.items())[:_CONTAINERS]:
+        if (why := container_obstacle(job, fetched=True)) is not None:
+            yield problem(f'job "{job.id}": {why}', "mend the image, or submit the job with another one")
+        elif container.runtime in TRIED:
+            yield ok(f"{container.runtime} starts {container.image}")
+        else:
+            yield ok(f"{container.image} was not tried: {container.runtime} runs on the nodes alone")
+
+
 _BEFORE_US_S: Final = 1_700_000_000.0
 """November 2023, before the first pliant."""
 _JUMP_S: Final = 0.2
@@ -649,13 +671,46 @@ def _waiting(site: Site) -> str:
     return " and ".join(counted(count, noun) for noun, count in waiting.items() if count)
 
 
+_STATED: Final = {"memory": "memory", "cpus": "cpu"}
+"""What a node states, and the controller by which it is shared."""
+
+
+def isolation(site: Site) -> Iterator[Check]:
+    """Is each unit kept to what its job demands, or its share? What is not enforced is said."""
+    if site.is_slurm:
+        yield ok(
+            "left to Slurm, by ConstrainRAMSpace, ConstrainCores and ConstrainDevices of its cgroup.conf"
+        )
+        return
+    if site.cluster is not None and not site.cluster.isolation:
+        yield warning("jobs are not kept apart: the cluster file says so", 'leave out "isolation": false')
+        return
+    place = find_place()
+    for reason in dict.fromkeys(place.missing.values()):
+        what = ", ".join(LIMITED[kind] for kind, why in place.missing.items() if why == reason)
+        yield warning(f"jobs are not limited in {what}: {reason}", "let root run it, or use Slurm")
+    if place.parents:
+        kinds = ", ".join(LIMITED[kind] for kind in place.parents)
+        how = "a scope of systemd" if place.scope else f"control groups of version {place.version}"
+        yield ok(f"each unit is limited in {kinds} by {how}")
+    stated = {what: kind for what, kind in _STATED.items() if kind in place.parents}
+    nodes = () if site.cluster is None else site.cluster.nodes
+    unlimited = {node.name: [what for what in stated if not getattr(node, what)] for node in nodes}
+    if names := [name for name, missing in unlimited.items() if missing]:
+        what = " and ".join(what for what in stated if any(what in unlimited[name] for name in names))
+        text = f"the cluster file states no {what} of {listed(names)}: a job that demands none is not limited"
+        yield warning(text, "state it, as pliant cluster discover does")
+
+
 CHECKS: Final[Mapping[str, Callable[[Site], Iterable[Check]]]] = {
     "versions": versions,
     "cluster": cluster_file,
     "folder": folder,
     "accounts": accounts,
+    "container": containers,
     "clock": clock,
     "GPUs": gpus,
+    "isolation": isolation,
     "Slurm": slurm,
     "service": service,
 }

@@ -24,7 +24,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event, epochs_done
 from pliant.schemas.file_io.record import problems_of
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, updated
 from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
@@ -220,6 +220,8 @@ def _apply_order(session: Session, event: Event) -> None:
         session.hold_back(job_id, event.time, str(detail.get("user", "")))
     elif event.event == "unhold":
         session.let_go(job_id, event.time)
+    elif event.event == "update":
+        session.update(job_id, event.time, updated(session.jobs[job_id].spec, detail["changes"]))
     else:
         session.prioritize(job_id, event.time, float(detail["priority"]))
 
@@ -265,6 +267,8 @@ def _servers(event: Event) -> NodeGpus:
 def _apply_job(session: Session, event: Event, job_id: str) -> None:
     if event.event in ENDS:
         session.turned_away.pop(job_id, None)
+    if job_id in session.ended and event.event == "requeue" and "order" in (event.detail or {}):
+        session.revive(job_id, event.time)
     if job_id in session.ended:
         return  # a straggler: its workers wrote a last line after it ended
     job = session.jobs[job_id]

@@ -182,6 +182,13 @@ RUNNING: Final = Phase.RUNNING
 """For hot paths: to look up a member of an enumeration takes as long as a call."""
 
 
+_OF_SPEC: Final = (
+    *("spec", "priority", "requested", "per_replica", "min_gpus", "any_number", "is_elastic", "takes_room"),
+    *("types", "room", "any_node", "barred", "room_now", "room_by_node", "kind", "is_speed_guessed"),
+)
+"""Fields of a job's state that follow from its spec and the cluster."""
+
+
 @dataclass(slots=True, eq=False)
 class JobState:
     """One active job: what it asked for and how far it is.
@@ -465,6 +472,19 @@ class JobState:
         else:
             kept = tuple(known for known in before if known.epoch < end.epoch and known.epoch % stride == 0)
         self.epochs = (*kept, end)
+
+    def take_spec(self, new: JobState) -> None:
+        """It asks for what another state of the same job asks for; what it holds and has done stays.
+
+        So does the batch of an elastic job that states none: it would follow from the GPUs that it requests.
+        """
+        for name in _OF_SPEC:
+            setattr(self, name, getattr(new, name))
+        if self.is_elastic and self.spec.batch.size is None:
+            return
+        self.reference_batch, self.global_batch = new.reference_batch, new.global_batch
+        if not self.predicted:
+            self.total_samples = new.total_samples
 
     def settle(self, time_s: float) -> None:
         """Book what was done until ``time_s``; the allocation goes on."""

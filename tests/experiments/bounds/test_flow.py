@@ -1,8 +1,4 @@
-"""No schedule is better than the dual bound, and the bound is not far below."""
-
-import itertools
-from collections.abc import Sequence
-from functools import cache
+"""The dual bound of the sum of JCTs, and how near a schedule comes to it."""
 
 import numpy as np
 import pytest
@@ -10,71 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.bounds.covers import BoundJob, Cover, concave_hull, covers_of
-from experiments.bounds.dual import Prices, dual
 from experiments.bounds.flow import flow_bound
 from experiments.bounds.fluid import Parts, fluid_jct_s
 from tests.effort import examples
-
-
-@st.composite
-def small_systems(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[list[int]], list[int]]]]:
-    """GPUs, and jobs: arrival, rates by [part, size] of any shape, work by part."""
-    gpus = draw(st.integers(1, 3))
-    part = st.lists(st.integers(0, 4), min_size=gpus, max_size=gpus).filter(any)
-    jobs = []
-    for _ in range(draw(st.integers(1, 3))):
-        rates = [[0, *each] for each in draw(st.lists(part, min_size=1, max_size=2))]
-        work = draw(st.lists(st.integers(1, 4), min_size=len(rates), max_size=len(rates)))
-        jobs.append((draw(st.integers(0, 3)), rates, work))
-    return gpus, jobs
-
-
-def least_sum(gpus: int, jobs: Sequence[tuple[int, list[list[int]], list[int]]]) -> float:
-    """The least sum of JCTs of all schedules that decide at every whole second, by trying them all.
-
-    What a job gains in a second goes to its first part that is not done; it ends with the second in which
-    all are. Seconds in which jobs are there and none advances are left out: they help no schedule.
-    """
-
-    @cache
-    def best(now: int, left: tuple[tuple[int, ...], ...]) -> float:
-        alive = [number for number, parts in enumerate(left) if any(parts)]
-        if not alive:
-            return 0.0
-        here = [number for number in alive if jobs[number][0] <= now]
-        result = float("inf")
-        for sizes in itertools.product(range(gpus + 1), repeat=len(here)):
-            if sum(sizes) <= gpus:
-                after = list(left)
-                for number, size in zip(here, sizes, strict=True):
-                    after[number] = _after(left[number], jobs[number][1], size)
-                if here and tuple(after) == left:
-                    continue
-                result = min(result, best(now + 1, tuple(after)))
-        return len(here) + result
-
-    return best(0, tuple(tuple(work) for _, _, work in jobs))
-
-
-def _after(left: tuple[int, ...], rates: list[list[int]], size: int) -> tuple[int, ...]:
-    """The work that is left after a second in the first part that is not done."""
-    part = next(number for number, work in enumerate(left) if work)
-    return tuple(
-        max(0, work - rates[part][size]) if number == part else work for number, work in enumerate(left)
-    )
-
-
-def bound_jobs(jobs: Sequence[tuple[int, list[list[int]], list[int]]]) -> list[BoundJob]:
-    return [BoundJob(at, covers_of(np.array(rates, dtype=float), work)) for at, rates, work in jobs]
-
-
-@settings(max_examples=examples(25), deadline=None)
-@given(small_systems(), st.lists(st.floats(0, 3), min_size=6, max_size=6), st.integers(4, 40))
-def test_no_schedule_is_better_than_the_bound_at_any_prices(system, values, thetas) -> None:
-    gpus, jobs = system
-    prices = Prices(np.linspace(0.0, 8.0, 7), np.array(values))
-    result = dual(bound_jobs(jobs), gpus, prices, thetas=thetas).sum_s
-    assert result <= least_sum(gpus, jobs) * (1 + 1e-9)
 
 
 def test_the_bound_and_the_fluid_schedule_by_hand() -> None:

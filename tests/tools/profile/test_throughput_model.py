@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError
@@ -147,16 +147,6 @@ def test_rows_are_reproduced_and_no_answer_is_beyond_them(measured, gpus, batch,
     plan = plan_batch(batch, gpus, min(limit, per_gpu_max or limit))
     assert plan.local <= max(row.local_batch for row in rows if row.feasible)
     assert all(plan.local < row.local_batch for row in rows if not row.feasible)
-
-
-@given(st.lists(times, min_size=2, max_size=5), st.sampled_from([1, 2]))
-def test_time_grows_with_the_batch_where_the_measurements_do(found: list[float], gpus: int) -> None:
-    assume(len(set(found)) == len(found))
-    ordered = sorted(found)
-    rows = [step(gpus, 8 * (index + 1), value) for index, value in enumerate(ordered)]
-    model = throughput(*rows)
-    answers = [seconds(model, gpus, gpus * local) for local in range(1, 8 * len(rows) + 1)]
-    assert answers == sorted(answers, key=lambda value: value or 0.0)
 
 
 def row(ring: str, local: int, step_s: float, sync_s: float, *, counted: bool = False) -> ProfileRow:

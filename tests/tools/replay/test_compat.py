@@ -1,7 +1,10 @@
 """The quirks of published simulators, one by one, and what they come to on the simulators' own data."""
 
+import csv
+import json
+import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -31,7 +34,7 @@ from pliant.tools.schedule.policies.tiresias import Tiresias
 from pliant.tools.schedule.policy import Target
 from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import step
-from tests.tools.replay.importers.importing import pollux_inputs
+from tests.tools.replay.importers.importing import WORKLOAD, pollux_inputs
 from tests.tools.replay.world import Seats, Told, ends, given, play, story
 
 
@@ -274,3 +277,77 @@ def test_moves_are_free_and_pauses_cost_under_shockwave() -> None:
     times = ThroughputByPlacement(Profile((row,)), rescales_s=SIA.believed_cost_s)
     assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
     assert SIA.cost.of("cifar10") == 50.0
+
+
+ENDS = Path(__file__).parent / "golden" / "pollux_ends.json"
+"""When a second implementation of the simulator, round by round, ended every job; to the second."""
+
+
+def sheet(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def made_up(
+    rng: random.Random, folder: Path, batches: Sequence[int], locals_: Sequence[int], epochs: int
+) -> None:
+    """Measurements of an application, in files as the simulator has them."""
+    places = [(gpus,) for gpus in (1, 2, 3, 4)] + [(4, low) for low in (1, 3, 4)] + [(1, 2, 4), (1, 4, 2)]
+    sizes = [(nodes, width * nodes) for nodes in (2, 3, 5, 8, 16) for width in (1, 2, 4)]
+
+    def times(nodes: int, gpus: int, local: int) -> dict[str, float]:
+        sync_s = rng.uniform(0.01, 0.02) * (gpus - 1) + 0.05 * (nodes - 1)
+        step_s = rng.uniform(0.9, 1.1) * local / 16 + sync_s
+        return {"local_bsz": local, "step_time": step_s, "sync_time": sync_s}
+
+    measured = [
+        {"placement": "".join(map(str, place))} | times(len(place), sum(place), local)
+        for place in places
+        for local in locals_
+    ]
+    sheet(folder / "placements.csv", measured)
+    measured = [
+        {"num_nodes": nodes, "num_replicas": gpus} | times(nodes, gpus, local)
+        for nodes, gpus in sizes
+        for local in locals_
+    ]
+    sheet(folder / "scalability.csv", measured)
+    for batch in batches:
+        steps = [epoch * 400 * batches[0] / batch + rng.uniform(0, 9) for epoch in range(1, epochs + 1)]
+        epochs_ = [
+            {"progress": 400 * epoch + rng.uniform(0, 9), "iteration": int(done), "metric": 1.0}
+            | {"grad_sqr": rng.uniform(1, 2), "grad_var": rng.uniform(1, 20) * batches[0]}
+            for epoch, done in enumerate(steps, 1)
+        ]
+        sheet(folder / f"validation-{batch}.csv", epochs_)
+
+
+@pytest.mark.parametrize(("seed", "nodes"), [(0, 2), (2, 18)])
+def test_every_job_of_a_made_up_world_ends_at_the_same_second(tmp_path: Path, seed: int, nodes: int) -> None:
+    """Jobs of any validated or other batch, in a file that is not in order of time, many at one moment."""
+    rng, traces, apps = random.Random(seed), tmp_path / "data" / "traces", {}
+    for name, batches, locals_, epochs in (
+        ("tiny", (16, 64, 200), (4, 8, 32), 4),
+        ("ncf", (32, 128), (8, 16, 64), 10),
+        ("yolov3", (8, 32, 64), (4, 8, 16), 50),
+    ):
+        made_up(rng, traces / name, batches, locals_, epochs)
+        apps[name] = batches, locals_
+    rows = []
+    for number in range(25):
+        name = rng.choice(sorted(apps))
+        batches, locals_ = apps[name]
+        batch = rng.choice([rng.choice(batches), rng.randint(batches[0], batches[-1])])
+        most = min(16, 4 * nodes, int(batch / locals_[0]))
+        at_s = rng.choice([rng.randint(0, 3000), 60 * rng.randint(0, 10)])
+        row = f"{name}-{number}", at_s, name, rng.randint(1, most), batch
+        rows.append(dict(zip(WORKLOAD.split(","), row, strict=True)))
+    world = pollux_inputs(tmp_path / "data", sheet(tmp_path / "workload.csv", rows), nodes, tmp_path / "in")
+    for policy in ("tiresias", "optimus"):
+        log = replay(world, Run(policy, conditions=Conditions(compat="pollux"))).log
+        ends_s = {event.job: event.time for event in log.events() if event.event == "finish"}
+        assert ends_s == json.loads(ENDS.read_text())[f"{policy} {seed}"], policy

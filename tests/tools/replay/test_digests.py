@@ -21,11 +21,7 @@ from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from pliant.tools.replay.engine.engine import Engine
-from pliant.tools.schedule.policies.ares.policy import Ares
-from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import BUILT_IN
-from pliant.tools.schedule.session.session import Session
 from tests.tools.profile.rows_builder import step
 from tests.tools.replay.any_world import Progress, Scattered, any_policy, world
 from tests.tools.replay.world import play
@@ -133,25 +129,3 @@ def test_replays_give_the_recorded_events(policy: str, recorded: Mapping[str, st
     if policy in SOLVED and not scipy.__version__.startswith(f"{SCIPY}."):
         pytest.skip(f"recorded with scipy {SCIPY}, this is {scipy.__version__}")
     assert digest_of(policy) == recorded[policy]
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [Fifo, lambda: Fifo("easy"), lambda: Fifo("skip"), Ares],
-    ids=["fifo", "fifo easy", "fifo skip", "ares"],
-)
-def test_a_policy_left_unasked_would_have_decided_nothing(policy: Callable[[], Policy], monkeypatch) -> None:
-    """While no job waits under fifo, or could use more GPUs under ares, an end changes nothing."""
-    leave, unasked = Session.leaves_unasked, list[bool]()
-
-    def events(leaves: Callable[[Session, float], bool]) -> list[tuple[str, int]]:
-        monkeypatch.setattr(Session, "leaves_unasked", leaves)
-        engines = [
-            play(policy(), each.trace, each.nodes, Scattered(), simulated=each.simulated())
-            for each in map(world, range(40))
-        ]
-        return [(digest(each.log.json_lines()), each.counters.decisions) for each in engines]
-
-    found = events(lambda *asked: unasked.append(leave(*asked)) or unasked[-1])
-    assert any(unasked)
-    assert events(lambda *_: False) == found

@@ -1,5 +1,4 @@
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -200,47 +199,3 @@ def shipped(name: str, seed: int = 0) -> tuple[Job, ...]:
 @pytest.mark.parametrize("name", sorted({path.stem for path in RECIPES.glob("*.toml")} - {"sample"}))
 def test_a_seed_gives_the_same_bytes(name: str) -> None:
     assert job_lines(shipped(name, 3)) == job_lines(shipped(name, 3)) != job_lines(shipped(name, 4))
-
-
-def test_published_recipes_have_their_jobs_and_rates() -> None:
-    longest = {"cifar10": 1, "ncf": 1, "bert": 10, "deepspeech2": 10, "yolov3": 100, "imagenet": 1000}
-    for name, jobs, hours in (("ares-philly", 160, 8), ("ares-helios", 160, 8), ("ares-newtrace", 960, 48)):
-        found = shipped(name)
-        assert len(found) == jobs
-        assert 0.9 * hours * 3600 < found[-1].submit_time < hours * 3600
-        assert all(gpu_hours(one) <= longest[one.model] for one in found)
-    ones = shipped("ones")
-    assert len(ones) == 400
-    assert ones[-1].submit_time / 399 == pytest.approx(30, rel=0.2)
-    assert all(isinstance(one.work, EpochWork) and one.batch.max for one in ones)
-    kinds = read_recipe(str(RECIPES / "ones.toml"), {}).models
-    assert len({(kind.name, kind.dataset_size, kind.batch) for kind in kinds}) == 50
-    # Elastic recipes have their categories and rates.
-    found = [one for seed in range(10) for one in shipped("elastic-high", seed)]
-    shares = Counter(one.model for one in found)
-    assert len(shares) == 4
-    assert all(count / len(found) == pytest.approx(0.25, abs=0.04) for count in shares.values())
-    assert {one.gpus.max for one in found if one.elastic != "none"} == {10}
-    assert {one.elastic for one in found if one.model == "alexnet-food101"} == {"none"}
-    high, low = (sum(len(shipped(f"elastic-{name}", seed)) for seed in range(20)) for name in ("high", "low"))
-    assert high / low == pytest.approx(4, rel=0.15)
-
-
-def test_oasis_states_utilities_demands_and_its_work() -> None:
-    found = [one for seed in range(10) for one in shipped("oasis", seed)]
-    decays = [one.utility.decay * 1200 for one in found]
-    assert sum(decay == 0 for decay in decays) / len(found) == pytest.approx(0.10, abs=0.03)
-    assert sum(decay >= 4 for decay in decays) / len(found) == pytest.approx(0.35, abs=0.05)
-    for one in found:
-        assert one.utility.shape == "sigmoid"
-        assert set(one.resources.worker) == {"gpu", "cpu", "memory", "disk", "bandwidth"}
-        assert 5 <= one.resources.ps["bandwidth"] * 8 / 1e9 <= 20
-        assert 2e9 <= one.resources.worker["memory"] <= 32e9
-        assert one.gpus.requested <= (one.gpus.max or 0) == int(one.labels["chunks"]) <= 100
-    one = shipped("oasis")[0]
-    assert isinstance(one.work, GpuTimeWork)
-    parts = {name: float(value) for name, value in one.labels.items()}
-    sync_slots = 2 * parts["gradient_mb"] * 1e6 / one.resources.worker["bandwidth"] / parts["slot_s"]
-    minibatches = parts["epochs"] * parts["chunks"] * parts["minibatches"]
-    slots = one.work.gpu_seconds / parts["slot_s"]
-    assert slots == pytest.approx(minibatches * (parts["minibatch_slots"] + sync_slots), abs=1)

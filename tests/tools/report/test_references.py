@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Node
@@ -24,7 +24,6 @@ from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
-from tests.effort import examples
 from tests.tools.report.runs import by_id, first_come, one_by_one, ran, shared, story, submit
 
 FOUR = ((0.0, 4),)
@@ -61,20 +60,6 @@ def fluid_finishes(jobs, capacity):
 def gps_finishes(jobs, capacity):
     shared = equal_shares.gps_jobs(in_columns(jobs))
     return ends_by_id(jobs, equal_shares.fluid_finishes(shared, capacity))
-
-
-def in_small_steps(jobs, gpus, step):
-    """Fluid sharing by brute force: every job holds an equal share for one small step after another."""
-    left = {each.id: each.samples for each in jobs}
-    ends, time = {}, 0.0
-    while len(ends) < len(jobs):
-        active = [each for each in jobs if each.arrival_s <= time + 1e-12 and each.id not in ends]
-        time += step
-        for each in active:
-            left[each.id] -= step * rate_at(each.curve, gpus / len(active))
-            if left[each.id] <= 1e-9:
-                ends[each.id] = time
-    return ends
 
 
 # Figure 1 of Ares: equal sharing of 2, 2 and 4 whole-cluster hours from time 0 ends at 6, 6 and 8.
@@ -200,24 +185,6 @@ def test_with_linear_curves_both_keep_every_gpu_busy(jobs, gpus):
     for each in jobs:
         free = max(free, each.arrival_s) + each.samples / gpus
     assert max(gps.values()) == pytest.approx(free)
-
-
-shapes = st.sampled_from(
-    [((1.0, 1.0), (2.0, 1.5)), ((1.0, 2.0), (4.0, 5.0)), ((2.0, 1.0),), ((1.0, 1.0), (8.0, 6.0))]
-)
-curved_jobs = st.lists(st.tuples(quarters, works, shapes), min_size=1, max_size=6).map(
-    lambda rows: [entry(f"j{n}", at, work, curve) for n, (at, work, curve) in enumerate(sorted(rows))]
-)
-
-
-@settings(max_examples=examples(25), deadline=None)
-@given(curved_jobs, st.integers(1, 6))
-def test_fluid_sharing_agrees_with_small_steps(jobs, gpus):
-    step = 1 / 128
-    found, stepped = fluid_finishes(jobs, ((0.0, gpus),)), in_small_steps(jobs, gpus, step)
-    # Each end that is found up to a step late delays the others by as much.
-    slack = step * 8 * (len(jobs) + 1)
-    assert found == pytest.approx(stepped, abs=slack)
 
 
 def isolated_jcts(*events, **info):

@@ -177,16 +177,6 @@ def printed(capsys):
     return of
 
 
-def test_each_reference_has_its_own_figures(runs, printed):
-    out, err = printed(*runs, baseline="fifo", reference="gps")
-    assert "FTF (linear GPS), worst" in out
-    assert "fair share" not in out
-    assert err == ""
-    out, _ = printed(*runs, reference="isolated")
-    assert "FTF (isolated), worst" in out
-    assert "GPS)," not in out
-
-
 def test_events_come_from_a_pipe_but_not_from_a_terminal(runs, capsys, monkeypatch):
     def piped(data, is_terminal=False):
         piped_in = SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: is_terminal)
@@ -285,16 +275,6 @@ def test_a_profile_shows_its_residuals(runs, tmp_path, printed):
     write_profile(Profile(tuple(rows)), tmp_path / "profile.parquet")
     out = printed(runs[0], profile=str(tmp_path / "profile.parquet"), format="html").out
     assert all(shown in out for shown in ("Measured and predicted steps", "1.133", "-5.6"))
-
-
-def test_runs_of_traces_without_a_baseline_are_warned_of(tmp_path, printed):
-    for name in ("fifo-ab", "fifo-cd", "las-ab", "las-cd"):
-        policy, trace = name.split("-")
-        write_events(first_come(trace_hash=trace * 32, policy=policy), tmp_path / f"{name}.parquet")
-    out, err = printed(str(tmp_path), format="json", baseline="fifo")
-    assert (json.loads(out)["warnings"], err) == ([], "")
-    write_events(first_come(trace_hash="ef" * 32), tmp_path / "fifo-cd.parquet")
-    assert "different traces" in printed(str(tmp_path), format="csv", baseline="fifo").err
 
 
 def test_a_simulated_run_is_shown_beside_one_measured_run(runs, printed):

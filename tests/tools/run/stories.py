@@ -7,7 +7,7 @@ from pathlib import Path
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster, write_schedule
-from pliant.schemas.job import ArrayPlace, Job
+from pliant.schemas.job import ArrayPlace, Changes, Job
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import events
@@ -34,6 +34,8 @@ HAPPENINGS = (
     *(["submit"] * 5 + ["train"] * 6 + ["finish"] * 2),
     *("fail", "requeue", "cancel", *ORDERS, "drain", "node", "wait"),
 )
+UPDATING = (*HAPPENINGS, *["update", "again"] * 2)
+"""Also jobs that are updated, and requeued while they run or after their end."""
 REPORTS = ("progress", "progress", "epoch", "checkpoint")
 
 
@@ -68,7 +70,8 @@ class Story:
         self.now_s = BEGAN_S
         self.session = Session(make_policy(policy), nodes, throughput_for(None, nodes))
         needs_work = "demand" in self.session.policy.needs
-        made = (job.model_copy(update={"id": name(job.id)}) for job in some_jobs(most_jobs))
+        own = {"preemptible": True}  # the log adds what stops of others lose
+        made = (job.model_copy(update={"id": name(job.id), **own}) for job in some_jobs(most_jobs))
         self._jobs = [job for job in made if job.work is not None or not needs_work]
         self._most_active = most_active
         self._happenings = happenings
@@ -123,6 +126,10 @@ class Story:
             self._node()
         elif what == "drain":
             self._drain()
+        elif what == "again" and (known := sorted({*self.session.jobs, *self.session.ended})):
+            order = Order(action="requeue", job=self._random.choice(known), user="bob", asked_s=self.now_s)
+            self.events.append(order_event(len(self.events), order, self.now_s))
+            apply_events(self.session, [self.events[-1]])
         elif self.session.jobs:
             job = self._random.choice(sorted(self.session.jobs.values(), key=lambda job: job.id))
             self._job(what, job)
@@ -184,6 +191,15 @@ class Story:
             if job.first_start_s is not None:
                 self.events.append(events.release_event(job.id, now))
             self.session.end(job.id, now, "cancelled")
+        elif what == "update" and not job.gpus:
+            gpus = self._random.randint(1, 4)
+            changes: Changes = {
+                "gpus": {"requested": gpus, "min": gpus, "max": gpus},
+                "retries": self._random.choice([None, 1]),
+            }
+            order = Order(action="update", job=job.id, user="alice", asked_s=now, changes=changes)
+            self._say(job, order_event(len(self.events), order, now))
+            apply_events(self.session, [self.events[-1]])
         elif what in ORDERS:
             rank = float(self._random.randint(-1, 2)) if what == "priority" else None
             order = Order(action=ORDERS[what], job=job.id, user="alice", asked_s=now, priority=rank)

@@ -23,6 +23,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import write_cluster
 from pliant.tools.run import discovery, doctor
+from pliant.tools.run.backends.cgroup import LIMITED, Place
 from pliant.tools.run.doctor import (
     Began,
     Check,
@@ -79,6 +80,26 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     set_disk(monkeypatch)
     install(monkeypatch)
     monkeypatch.setattr(doctor, "obstacle", lambda: None)
+    monkeypatch.setattr(doctor, "find_place", lambda: Place({}))
+
+
+def test_what_of_a_jobs_limits_is_not_enforced_is_said(
+    monkeypatch: pytest.MonkeyPatch, golden_text: Golden
+) -> None:
+    stated = {"name": "n0", "gpus": 2, "memory": 100, "cpus": 2}
+    nodes = {"nodes": (stated, {"name": "n1", "gpus": 2, "memory": 100}), "slots": "cpu"}
+    places = {
+        "all": Place(dict.fromkeys(LIMITED, "/sys/fs/cgroup/unified"), scope=True),
+        "some": Place({"pids": "/x", "memory": "/x"}, {"devices": "not here", "cpu": "not here"}),
+        "none": Place({}, dict.fromkeys(LIMITED, "this account may not make groups in /x")),
+    }
+    said = []
+    for name, place in places.items():
+        monkeypatch.setattr(doctor, "find_place", lambda place=place: place)
+        said += [name, *texts(doctor.isolation(Site("local", cluster=Cluster.model_validate(nodes))))]
+    off = Cluster.model_validate({**nodes, "isolation": False})
+    said += ["off", *texts(doctor.isolation(Site("local", cluster=off)))]
+    golden_text("\n".join([*said, "Slurm", *texts(doctor.isolation(Site("slurm")))]))
 
 
 def test_root_learns_whether_other_accounts_could_run_jobs(state: Path, tmp_path, monkeypatch) -> None:

@@ -14,23 +14,21 @@ from typing import Any
 import psutil
 import pytest
 
-from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.io import read_events, write_cluster, write_jobs
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.io import read_events, write_jobs
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.watch.job_status import statuses
 from pliant.tools.run.watch.output import job_output
-from pliant.tools.run.watch.status import Watcher, decide_between_runs, run_line
-from pliant.tools.schedule.decide import Question
-from tests.builders import cluster, job
+from pliant.tools.run.watch.status import Watcher, run_line
+from tests.builders import job
 from tests.cli.calling import call as in_process
 from tests.leftovers import started
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import PLIANT, Site, call, environment, until
 from tests.tools.run.test_follow import ask, begin, go_on
-from tests.tools.run.test_orders import cron, decided
+from tests.tools.run.test_orders import cron
 
 pytestmark = pytest.mark.usefixtures("plain_python")
 
@@ -129,42 +127,6 @@ def test_jobs_outlive_a_killed_loop_and_the_next_one_goes_on(site: Site) -> None
     cron(site)
     assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
     assert left_running(site.folder) == []
-
-
-def test_cron_begins_with_submissions_alone(site: Site) -> None:
-    ask(site, "a", samples=20, high=1)
-    ask(site, "large", gpus=7)
-    ask(site, "b", samples=1e6, high=1)
-    schedule = decided(site)
-    cancel(site.state, ["b"])
-    cron(site, schedule)
-    until(lambda: left_running(site.folder) == [])
-    cron(site)
-    assert phases(site) == {"a": "finished", "large": "rejected", "b": "cancelled"}
-    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-    assert site.of("b") == ["submit b", "cancel b 0"]
-    assert Spool(StateDir(site.state)).requests() == []
-
-
-def test_cron_begins_with_nothing_and_sees_what_is_asked_for(site: Site) -> None:
-    with pytest.raises(UsageError, match="holds no run: name its --cluster to begin one"):
-        decide_between_runs(str(site.state), Question("fifo"))
-    cron(site)
-    assert phases(site) == {}
-    write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
-    with pytest.raises(UsageError, match=r"other\.json differs from"):
-        decided(site, "other.json")
-    ask(site, "a", samples=1e6, high=1)
-    ask(site, "b", samples=1e6, high=1)
-    cron(site)
-    ask(site, "c", samples=20, high=1)
-    cancel(site.state, ["a", "b"])
-    shown = statuses(Watcher(site.state).look(), site.log().last_s)
-    assert [job.state for job in shown] == ["cancelling", "cancelling", "submitted"]
-    cron(site)
-    until(lambda: left_running(site.folder) == [])
-    cron(site)
-    assert phases(site) == {"a": "cancelled", "b": "cancelled", "c": "finished"}
 
 
 def runs(site: Site, schedule: str, **pipes: Any) -> Any:

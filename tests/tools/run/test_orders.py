@@ -10,6 +10,7 @@ from pliant.cli.status import Form, status
 from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_schedule
+from pliant.schemas.job import Changes
 from pliant.tools.run.service.gang import Notice, Notices
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes
@@ -96,6 +97,58 @@ def test_a_held_job_saves_and_goes_on_once_it_is_released(site: Site) -> None:
     assert 0 < saved[0] < 3000, "it stopped by the protocol"
     assert log.jobs["a"].samples_done == 3000
     assert requests(site) == []
+
+
+def test_jobs_are_updated_and_requeued_also_after_their_end(site: Site) -> None:
+    """A job that runs starts again where it may not go on, also on the slots that it has had."""
+
+    def attempts(*numbers: int) -> Callable[[RunLog], bool]:
+        return lambda log: trains("a")(log) and [*log.jobs["a"].seen] == [*numbers]
+
+    def refused() -> None:
+        with pytest.raises(BadInputError, match='"b" needs 9 GPUs, the cluster has 2'):
+            order_jobs(site.state, "update", ["a", "b"], changes=sizes(9))
+        with pytest.raises(BadInputError, match="not elastic, so it has one number of GPUs"):
+            order_jobs(site.state, "update", ["b", "a"], changes=sizes(1, 2))
+        assert requests(site) == [], "all or none"
+        order_jobs(site.state, "update", ["a"], changes={"retries": 9, "limits": {"run_seconds": 900.0}})
+        order_jobs(site.state, "update", ["a"], changes=sizes(2))
+
+    def fresh() -> None:
+        (StateDir(site.state).job("a").checkpoints / "7").mkdir(parents=True)
+        order_jobs(site.state, "requeue", ["a"], from_start=True)
+
+    def again() -> None:
+        assert site.log().jobs["c"].exit_code == 7
+        order_jobs(site.state, "requeue", ["c"])
+
+    site.job("a", samples=1e6)
+    site.job("b", samples=20)
+    site.job("c", 7, text=EXIT, retries=0)
+    run_and_follow(
+        site.options("fifo"),
+        story(
+            (attempts(1), refused),
+            (attempts(1, 2), lambda: order_jobs(site.state, "requeue", ["a"])),
+            (attempts(1, 2, 3), fresh),
+            (attempts(1, 2, 3, 4), lambda: cancel(site.state, ["a"])),
+            (phase("c", "failed"), again),
+            lambda log: phase("c", "failed")(log) and log.jobs["c"].failed_attempt == 2,
+        ),
+    )
+    starts = ["start a 1", "update a", "update a", "requeue a 0", "resume a 2", "requeue a 0", "resume a 2"]
+    assert site.of("a")[1:] == [*starts, "requeue a 0", "resume a 2", "cancel a 0"]
+    assert [line for line in site.of("c") if "c 0" in line] == ["fail c 0", "requeue c 0", "fail c 0"]
+    job, files = site.log().jobs["a"], StateDir(site.state).job("a")
+    assert (job.job.retries, job.job.limits.run_seconds, job.job.gpus.requested) == (9, 900.0, 2)
+    assert (files.path / "checkpoints-3" / "7").is_dir()
+    assert not files.from_start.exists()
+    assert sum(float((event.detail or {}).get("lost_gpu_hours", 0.0)) for event in site.events()) > 0
+    assert order_jobs(site.state, "update", ["a", "b"], changes=sizes(1)) == ["a", "b"], "they have ended"
+
+
+def sizes(least: int, most: int = 0) -> Changes:
+    return {"gpus": {"requested": most or least, "min": least, "max": most or least, "sizes": None}}
 
 
 def test_an_order_waits_in_the_spool_for_the_next_run(site: Site) -> None:

@@ -1,6 +1,5 @@
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,6 @@ from pliant.schemas.event import Event
 from pliant.schemas.schedule import Schedule
 from pliant.tools.profile.predictor import EndedJob, ProgressPredictor
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.finished_work import FinishedWork, WorkDone
 from pliant.tools.schedule.forecast import Demand, WorkForecast
@@ -23,7 +19,7 @@ from pliant.tools.schedule.jobs import MOST_EPOCH_ENDS, EpochEnd, JobState
 from pliant.tools.schedule.policies.srtf import Srtf
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.work_ahead import WorkAhead, known_work
-from tests.builders import FREE_CHANGES, cluster, curves, job
+from tests.builders import cluster, job
 from tests.tools.profile.histories import history
 from tests.tools.schedule.histories import decide_from, submitted
 from tests.tools.schedule.test_decide import log
@@ -340,25 +336,3 @@ def test_order_changes_nothing_and_what_is_carried_is_all(ended, so_far, done, c
 
 
 # What shadow-price makes of it, in replays of jobs whose work is hidden.
-
-
-def test_decisions_depend_on_no_hidden_work_clock_or_order():
-    """Short jobs of two models end early, and long ones, of which none does, take any time."""
-    seen, early = decisions(6000.0, 9000.0, 30_000.0, 70_000.0)
-    assert sum(event == "finish" for _, event, *_ in early) == 6
-    assert {name for _, event, name, _ in early if event == "start"} >= {"j6", "j7", "j8", "j9"}
-    assert decisions(70_000.0, 30_000.0, 9000.0, 6000.0)[1] == early
-    assert decisions(6000.0, 9000.0, 30_000.0, 70_000.0, from_s=36_000.0, order=-1)[0] == seen
-
-
-def decisions(*long: float, from_s: float = 0.0, order: int = 1) -> tuple[list[Any], list[Any]]:
-    """All events by the time since the first arrival, and those before any long job ends."""
-    works = [200.0, 900.0, 400.0, 700.0, 300.0, 600.0, *long]
-    trace = [
-        job(f"j{n}", at=from_s + 40.0 * n, low=1, high=3, work={"samples": work}, model=f"m{n % 2}")
-        for n, work in enumerate(works)
-    ]
-    run = Run("shadow-price", conditions=Conditions(demand="predicted"), simulated=FREE_CHANGES)
-    done = replay(replace(inputs(trace[::order], cluster(4)), throughput=curves()), run)
-    events = [(round(e.time - from_s, 6), e.event, e.job, e.gpus) for e in done.log.events() if e.job]
-    return events, [each for each in events if each[0] <= 1700.0]

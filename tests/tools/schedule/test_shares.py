@@ -1,5 +1,3 @@
-from collections.abc import Sequence
-from random import Random
 from typing import Any, Final
 
 import pytest
@@ -319,52 +317,6 @@ def test_fractions_stay_where_they_are_held(weights, held, expected):
     rules = shares(**{name: {"weight": weight} for name, weight in zip("ab", weights, strict=True)})
     jobs = [claim(name, wait(1, x=3), held={"x": gpus}) for name, gpus in zip("ab", held, strict=True)]
     assert tuple(each.now["x"] for each in whole(rules, {"x": 3}, *jobs).values()) == expected
-
-
-@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6), st.integers(1, 40))
-@settings(max_examples=examples(200))
-def test_all_gpus_are_due_where_all_could_be_used_each_by_weight(weights: list[float], gpus: int):
-    rules = shares(**{f"t{number}": {"weight": weight} for number, weight in enumerate(weights)})
-    found = whole(rules, {"x": gpus}, *(claim(name, wait(1, x=gpus)) for name in rules.teams))
-    assert sum(each.due["x"] for each in found.values()) == gpus
-    for weight, each in zip(weights, found.values(), strict=True):
-        assert each.own == pytest.approx(gpus * weight / sum(weights))
-        assert abs(each.due["x"] - each.own) < 1
-
-
-@pytest.mark.parametrize("seed", range(examples(200)))
-def test_neither_names_of_teams_nor_their_order_in_file_matter(seed: int):
-    """Where no two are equal: weights, usage and arrivals differ, and all guarantees can be met."""
-    rng, names = Random(seed), "abcd"
-    gpus = rng.randint(12, 24)
-    rules = {
-        name: {
-            "weight": rng.uniform(0.5, 3.0),
-            "guaranteed": {"*": rng.randint(0, 3)},
-            "lends": rng.random() < 0.7,
-            "borrows": rng.random() < 0.7,
-        }
-        for name in names
-    }
-    used = {name: rng.uniform(0.0, 100.0) for name in names}
-    jobs = {
-        name: [
-            wait(rng.randint(1, 9)) if rng.random() < 0.5 else wait(1, x=9) for _ in range(rng.randint(0, 2))
-        ]
-        for name in names
-    }
-    held = {name: {"x": rng.choice((0, 0, 1, 3))} for name in names}
-    arrivals = dict(zip(names, rng.sample((0.0, 10.0, 20.0, 30.0), 4), strict=True))
-
-    def given_by(order: Sequence[str], named: dict[str, str]) -> dict[str, dict[str, int]]:
-        teams = shares(1.0, **{named[name]: {**rules[name], "users": ()} for name in order})
-        claims = [claim(named[name], *jobs[name], at=arrivals[name], held=held[name]) for name in order]
-        found = whole(teams, {"x": gpus}, *claims, **{named[name]: used[name] for name in order})
-        return {name: found[named[name]].now for name in names}
-
-    as_listed = given_by(names, {name: name for name in names})
-    renamed = dict(zip(names, rng.sample(names, 4), strict=True))
-    assert given_by(rng.sample(names, 4), renamed) == as_listed
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,11 @@ def model_plans(jobs: Iterable[Job], node: MeasuredNode, options: MeasuringOptio
 
 def _model_plan(model: str, jobs: Sequence[Job], node: MeasuredNode, options: MeasuringOptions) -> ModelPlan:
     started = [job for job in jobs if job.command]
+    if contained := [job for job in started if job.container is not None]:
+        raise BadInputError(
+            f'job "{contained[0].id}" runs in a container, which profile does not start: run it inside of '
+            "the image, import rows, or name other models with --model"
+        )
     able = [job for job in started if job.gpus.per_replica == 1]
     if started and not able:
         raise BadInputError(

@@ -19,6 +19,7 @@ ONE_THREAD: Final = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
 """A CPU slot is one thread: more would take cores of other slots."""
+TORCHRUN_MODULE: Final = "pliant.tools.profile.torchrun.run_torchrun"
 RUN_TORCHRUN: Final = str(Path(__file__).with_name("run_torchrun.py"))
 ONE_WORKER: Final = str(Path(__file__).with_name("one_worker.py"))
 NO_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -84,15 +85,18 @@ def torchrun(
     rendezvous: Sequence[str],
     logs: Path,
     python: str | None = None,
+    *,
+    by_module: bool = False,
 ) -> tuple[str, ...]:
     """The argument list of one torchrun; the output of each worker goes to files under ``logs``.
 
     It needs the environment of :data:`NO_STORE`. The script's own arguments follow ``--``.
 
     :param python: of torchrun and its workers; None for that of this process.
+    :param by_module: that Python finds its own pliant, as the files of this one are not there.
     """
     return (
-        *(python or sys.executable, "-P", RUN_TORCHRUN),
+        *(python or sys.executable, "-P", *(("-m", TORCHRUN_MODULE) if by_module else (RUN_TORCHRUN,))),
         *rendezvous,
         f"--nproc-per-node={workers}",
         *("--max-restarts", "0"),
@@ -109,7 +113,15 @@ def one_worker(script: Sequence[str], logs: Path, python: str | None = None) -> 
 
     :param python: what runs it; None for that of this process.
     """
-    return one_program((python or sys.executable, "-u", *script), logs)
+    return one_program(in_python(script, python), logs)
+
+
+def in_python(script: Sequence[str], python: str | None = None) -> tuple[str, ...]:
+    """What runs a script.
+
+    :param python: None for that of this process.
+    """
+    return (python or sys.executable, "-u", *script)
 
 
 def one_program(command: Sequence[str], logs: Path) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. It imports little
 and starts in milliseconds. SIGTERM and SIGUSR1 are passed on to the command. The code file has the exit code,
 or minus the signal's number. Nothing that the command started outlives it: daemons become children of this
-process and are killed before the code file is written.
+process and are killed before the code file is written, and so is all else in its control group.
 
 It also keeps the command's output from filling the disk. The command has its files open, so they cannot be
 renamed or cut: holes are punched where they are old. The writer notices nothing and never waits.
@@ -21,7 +21,7 @@ import time
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
     from contextlib import AbstractContextManager
     from types import FrameType
     from typing import Any, Protocol
@@ -42,6 +42,13 @@ LOG_BYTES = 64 << 20
 """Most bytes of each output file that stay on disk, unless the environment says otherwise."""
 ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
 ENV_NOTICES = "PLIANT_NOTICES"
+ENV_OUTPUT = "PLIANT_OUTPUT"
+"""For the keeper alone: which files ``write_output.py`` is to write."""
+ENV_CODE = "PLIANT_CODE"
+"""For the keeper alone: what ``record_code.py`` is to look at."""
+_HELPERS = {ENV_OUTPUT: "write_output.py", ENV_CODE: "record_code.py"}
+HELPERS_S = 5.0
+"""How long helpers may go on once the command has ended."""
 LOOK_S = 0.25
 LEAST_LOOK_S = 0.01
 SEEK_S = 1.0
@@ -54,6 +61,8 @@ _OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = _OPEN | os.O_CREAT
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
 _PR_SET_CHILD_SUBREAPER = 36
+ENV_GROUP = "PLIANT_GROUP"
+"""The control group of the command, see ``cgroup.py``. The command does not get it."""
 ENV_JOB_DIR = "PLIANT_JOB_DIR"
 SECRETS = "secrets.json"
 """In a job's folder: values of variables that are written nowhere else."""
@@ -63,7 +72,7 @@ _KILL_S = 10.0
 
 
 def main(arguments: list[str]) -> int:
-    return keep(arguments[0], arguments[1], arguments[2:])
+    return keep(arguments[0], arguments[1], arguments[2:], group=os.environ.pop(ENV_GROUP, ""))
 
 
 def keep(
@@ -74,6 +83,7 @@ def keep(
     order: Callable[[], int] | None = None,
     account: KeptAccount | None = None,
     shown: str = "",
+    group: str = "",
 ) -> int:
     """Run a command in a folder, with the environment of this process.
 
@@ -84,6 +94,7 @@ def keep(
     :param shown: the place of the code file in a folder of the account's, if ``code_file`` and what lies
         beside it are only this process's. Output lies there; the exit code and the beats are copied there,
         where the account could change them.
+    :param group: the control group of the command, as text; empty: it has none of its own.
     """
     kill = os.kill if account is None else account.kill
     words = Words(code_file, shown, account)
@@ -105,6 +116,7 @@ def keep(
     signal.signal(signal.SIGTERM, take)
     signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
+    helpers = Helpers(words.shown, account)
     beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
     meter, logs = use_meter(words.shown), Logs(words.shown)
 
@@ -125,21 +137,85 @@ def keep(
             signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
 
     words.say(beat)
+    limited = CommandGroup(group, account)
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
     try:
         os.chdir(folder)
-        child.append(start(argv, account, unnoticing=order is not None))
+        with limited.inside():
+            child.append(start(argv, account, unnoticing=order is not None))
     except OSError as error:
         print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
         return words.end(127)
     if terminated:
         kill(child[0], terminated[-1])
+    helpers.start()
     wait_for(child[0])
     pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
     _, status = os.waitpid(pid, 0)
-    end_orphans(kill)
-    return words.end(os.waitstatus_to_exitcode(status))
+    killed = limited.end(kill, helpers.pids)
+    helpers.finish(kill)
+    return words.end(os.waitstatus_to_exitcode(status), killed)
+
+
+class Helpers:
+    """Processes that a slow file system may hold up: they write the output and the code of a unit down.
+
+    They have the rights of the command, and start after it. An error keeps nothing from running.
+    """
+
+    def __init__(self, code_file: str, account: KeptAccount | None) -> None:
+        env = os.environ if account is None else account.env
+        self._orders = {name: env.pop(name) for name in _HELPERS if name in env}
+        self._code_file, self._account = code_file, account
+        self._end = -1
+        """Their standard input ends when this does, also if this process is killed."""
+        self.pids: list[int] = []
+
+    def start(self) -> None:
+        attempt, unit = os.path.dirname(self._code_file), _unit(self._code_file)
+        places = {
+            ENV_OUTPUT: (os.path.join(attempt, "logs", unit), os.path.join(attempt, "output")),
+            ENV_CODE: (os.path.join(attempt, f"code-{unit}.json"),),
+        }
+        if not self._orders:
+            return
+        try:
+            with _as_stdin() as self._end:
+                for name, order in self._orders.items():
+                    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), _HELPERS[name])
+                    argv = [sys.executable, "-I", "-S", script, *places[name], order]
+                    self.pids.append(spawn(argv) if self._account is None else self._account.start(argv))
+        except OSError as error:
+            print(f"pliant: output and code are not written down: {error.strerror}", file=sys.stderr)
+
+    def finish(self, kill: Callable[[int, int], None]) -> None:
+        """Let them end, and wait for that, but not for long."""
+        if self._end >= 0:
+            os.close(self._end)
+        deadline_s = time.monotonic() + HELPERS_S
+        while self.pids and time.monotonic() < deadline_s:
+            for pid in tuple(self.pids):
+                with contextlib.suppress(ChildProcessError):
+                    if not os.waitpid(pid, os.WNOHANG)[0]:
+                        continue
+                self.pids.remove(pid)
+            time.sleep(0.005)
+        end_orphans(kill)
+
+
+@contextlib.contextmanager
+def _as_stdin() -> Iterator[int]:
+    """Within it, processes begin with a pipe as standard input, whose other end this is."""
+    reads, writes = os.pipe()
+    before = os.dup(0)
+    os.dup2(reads, 0)
+    os.close(reads)
+    try:
+        yield writes
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
 
 
 class Words:
@@ -149,7 +225,7 @@ class Words:
         self.shown = shown or code_file
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
         """The rights for the code file and what lies beside it."""
-        self._code_file = code_file
+        self._code_file, self._account = code_file, account
         self._scratch = give_scratch(self.shown, os.environ if account is None else account.env)
 
     def heard(self, order: Callable[[], int]) -> int:
@@ -163,18 +239,28 @@ class Words:
             with contextlib.suppress(OSError):
                 say(self.shown)
 
-    def end(self, code: int) -> int:
+    def end(self, code: int, killed: dict[str, int] | None = None) -> int:
+        """:param killed: what is known if the system killed a part of the command for its memory."""
+        end_container(_beside(self.shown, ".container"), self._account)
         remove_scratch(self._scratch)
+        if killed is not None:
+            with contextlib.suppress(OSError):
+                self.say(lambda path: note_memory(path, killed))
         self.say(lambda path: write_code(path, code))
         return 0
 
 
-def scratch_of(code_file: str, env: Mapping[str, str]) -> str:
-    """The folder for temporary files of a unit. Its name is short: sockets are made there."""
+def name_of(code_file: str) -> str:
+    """A name for what belongs to a unit."""
     number = 0  # a hash without an import: with an account's rights Python's files may not be there
     for byte in code_file.encode("utf-8", "surrogateescape"):
         number = (number * 0x100000001B3 ^ byte) % (1 << 64)
-    return os.path.join(env.get("TMPDIR") or "/tmp", f"pliant-{number:016x}")  # noqa: S108 - as tempfile does
+    return f"pliant-{number:016x}"
+
+
+def scratch_of(code_file: str, env: Mapping[str, str]) -> str:
+    """The folder for temporary files of a unit. Its name is short: sockets are made there."""
+    return os.path.join(env.get("TMPDIR") or "/tmp", name_of(code_file))  # noqa: S108 - as tempfile does
 
 
 def give_scratch(code_file: str, env: MutableMapping[str, str]) -> str:
@@ -224,27 +310,106 @@ def give_secrets(env: MutableMapping[str, str]) -> None:
         return
 
 
+def end_container(note: str, account: KeptAccount | None) -> None:
+    """End a container whose client was killed; see ``contain.py``."""
+    if os.path.lexists(note):
+        code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contain.py")
+        with contextlib.suppress(OSError):
+            os.waitpid(start([sys.executable, "-I", "-S", code, "--remove", note], account), 0)
+
+
+class CommandGroup:
+    """The control group of the command. Without one, and if it cannot be had, the command runs all the same.
+
+    :param text: what ``cgroup.py`` makes of it; empty: there is none.
+    """
+
+    def __init__(self, text: str, account: KeptAccount | None) -> None:
+        self._root = contextlib.nullcontext if account is None else account.as_root
+        self._group: Any = None
+        try:
+            group = find_module("cgroup").Group.parse(text) if text else None
+            if group is not None:
+                with self._root():
+                    for fault in group.make():
+                        print(f"pliant: not limited: {fault}", file=sys.stderr)
+            self._group = group
+        except Exception as error:  # noqa: BLE001 - the command matters more than its limits
+            print(f"pliant: the command has no limits, as it has no control group: {error}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Be in it meanwhile, so that what is started is never outside."""
+        if self._group is None:
+            yield
+            return
+        try:
+            with self._root():
+                self._group.join()
+        except OSError as error:
+            print(f"pliant: the command has no limits: {error}", file=sys.stderr)
+        started = False
+        try:
+            yield
+            started = True
+        finally:
+            with self._root():
+                self._group.leave()
+                if not started:
+                    self._group.remove()
+
+    def end(self, kill: Callable[[int, int], None], spared: Collection[int]) -> dict[str, int] | None:
+        """End all that is left of the command; returns the limit and the most that was used if the system
+        killed a part of it for its memory.
+
+        :param spared: children that are none of the command's.
+        """
+        if self._group is None:
+            end_orphans(kill, spared=spared)
+            return None
+        with self._root():
+            self._group.kill()
+        end_orphans(kill, spared=spared)
+        with self._root():
+            killed: dict[str, int] | None = self._group.memory_kill()
+            self._group.remove()
+        if killed is not None:
+            limit, peak = ((killed[name] or 0) / 2**20 for name in ("limit", "peak"))
+            print(f"pliant: killed for memory: limit {limit:,.0f} MiB, peak {peak:,.0f} MiB", file=sys.stderr)
+        return killed
+
+
+def note_memory(code_file: str, killed: dict[str, int]) -> None:
+    """Let the launcher know that the system killed the command, or a part of it, for its memory."""
+    import json
+
+    with open(os.open(_beside(code_file, ".memory"), _NEW | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(killed, file)
+
+
 def use_meter(code_file: str) -> Any:
     """What measures the command. Returns None if it cannot be had."""
     try:
-        return find_use_meter()(_beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        return find_module("use").TreeMeter(
+            _beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        )
     except Exception as error:  # noqa: BLE001 - the command matters more than what it uses
         print(f"pliant: what is used is not measured: {error!r}", file=sys.stderr)
         return None
 
 
-def find_use_meter() -> Any:
-    """The class in ``use.py``, by its path, as this process has no packages."""
+def find_module(name: str) -> Any:
+    """A module of this folder, by its path, as this process has no packages."""
     import importlib
 
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     try:
-        return importlib.import_module("use").TreeMeter
+        return importlib.import_module(name)
     finally:
         del sys.path[0]
 
 
-def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool) -> int:
+def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool = False) -> int:
     """Start the command; ``unnoticing``: see :func:`spawn_unnoticing`."""
     if account is not None:
         return account.start(argv, unnoticing=unnoticing)
@@ -290,8 +455,11 @@ def beat(code_file: str) -> None:
 
 
 def _beside(code_file: str, ending: str) -> str:
-    folder, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
-    return os.path.join(folder, f"unit-{unit}{ending}")
+    return os.path.join(os.path.dirname(code_file), f"unit-{_unit(code_file)}{ending}")
+
+
+def _unit(code_file: str) -> str:
+    return os.path.basename(code_file).removeprefix("exit-")
 
 
 def adopt_orphans() -> None:
@@ -313,8 +481,11 @@ def wait_for(pid: int) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-def end_orphans(kill: Callable[[int, int], None] | None = None) -> None:
-    """Kill all that is left, repeatedly: children of what is killed become children of this process."""
+def end_orphans(kill: Callable[[int, int], None] | None = None, *, spared: Collection[int] = ()) -> None:
+    """Kill all that is left, repeatedly: children of what is killed become children of this process.
+
+    :param spared: children that stay.
+    """
     deadline_s = time.monotonic() + _KILL_S
     while time.monotonic() < deadline_s:
         try:
@@ -322,7 +493,10 @@ def end_orphans(kill: Callable[[int, int], None] | None = None) -> None:
                 pass
         except ChildProcessError:
             return
-        for pid in children():
+        orphans = [pid for pid in children() if pid not in spared]
+        if spared and not orphans:
+            return
+        for pid in orphans:
             with contextlib.suppress(PermissionError):  # it runs as another user now
                 (kill or os.kill)(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -351,9 +525,8 @@ class Logs:
     def __init__(self, code_file: str) -> None:
         self.next_s = LOOK_S
         """Seconds until the next look: fewer while output grows fast."""
-        attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
-        self._folder = os.path.join(attempt, "logs")
-        self._unit, self._sizes = unit, dict[str, int]()
+        self._folder = os.path.join(os.path.dirname(code_file), "logs")
+        self._unit, self._sizes = _unit(code_file), dict[str, int]()
         self._looked_s = self._sought_s = float("-inf")
         self._is_looking = False
 

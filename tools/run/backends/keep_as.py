@@ -36,14 +36,16 @@ def main(arguments: list[str]) -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     keeper = _keeper()
-    keeper.find_use_meter()
+    keeper.find_module("use")
+    keeper.find_module("cgroup")
+    group = os.environ.pop(keeper.ENV_GROUP, "")
     # later imports would have the account's rights, and Python may lie where only root reads
     import shutil
 
     del shutil
     account.take_file_rights()
     code_file, folder, *argv = arguments
-    return int(keeper.keep(code_file, folder, argv, account=account))
+    return int(keeper.keep(code_file, folder, argv, account=account, group=group))
 
 
 class KeptAccount:

@@ -21,7 +21,9 @@ import psutil
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.profile.torchrun.start import kill, node_environment, strays, tree
-from pliant.tools.run.backends.keep import remove_scratch, scratch_of
+from pliant.tools.run.backends.cgroup import Group
+from pliant.tools.run.backends.keep import ENV_GROUP, name_of, remove_scratch, scratch_of
+from pliant.tools.run.backends.limits import UnitLimits, gpus_of
 from pliant.tools.run.backends.machine import (
     Waker,
     Watched,
@@ -35,6 +37,7 @@ from pliant.tools.run.backends.protocol import (
     UNKNOWN_UNIT,
     Handle,
     LaunchRecord,
+    MemoryKill,
     NodeInfo,
     StartedUnit,
     StopLevel,
@@ -59,6 +62,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, 
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 KEEPER_AS: Final = str(Path(__file__).with_name("keep_as.py"))
+CONTAINER: Final = str(Path(__file__).with_name("contain.py"))
 _KEEPERS: Final = frozenset((Path(KEEPER).name, Path(KEEPER_AS).name))
 OF_KEEPER: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
 """What the keeper of another account's unit needs of its environment, which may hold anything."""
@@ -87,9 +91,15 @@ class LocalBackend:
         self._waker = Waker()
         self._folders: dict[Handle, FolderCache] = {}
         """Of attempts with running units."""
+        self._left: dict[Handle, list[UnitStatus | None]] = {}
+        """Which units of an attempt ran at the last look."""
         self._launched: dict[Handle, LaunchRecord] = {}
         """Of attempts started by this process: a job may remove its own folder."""
+        self._ending: dict[Path, int] = {}
+        """By the note of a container, the process that removes it."""
         self._nodes: Sequence[NodeInfo] | None = None
+        self.limits = UnitLimits(cluster)
+        """What units may take of this machine."""
 
     def nodes(self) -> Sequence[NodeInfo]:
         """The nodes of the cluster file, with the GPUs that they name or this machine's in order.
@@ -106,7 +116,9 @@ class LocalBackend:
         addresses = [check_own(node.name, node.address or LOOPBACK) for node in nodes]
         devices: Sequence[tuple[str, ...] | None] = [None] * len(nodes)
         if self._cluster.slots == "gpu":
-            devices = devices_by_node(self._cluster, visible_gpus(os.environ))
+            usable = visible_gpus(os.environ)
+            devices = devices_by_node(self._cluster, usable)
+            self.limits.cards = {gpu.name: gpu.card for gpu in usable}
         return [
             NodeInfo(node.name, node.gpus, True, address, own)
             for node, address, own in zip(nodes, addresses, devices, strict=True)
@@ -126,12 +138,21 @@ class LocalBackend:
             kill(strays(_mark(handle)))
         started = list(before.units) if before else []
         first = len(started)
-        started.extend(map(StartedUnit.of, units))
+        running = [index for index, unit in enumerate(started) if self._running(unit, _mark(handle))]
+        gpus = gpus_of([*(started[index] for index in running), *units])
+        names = [name_of(str(handle.files.exit_code(index))) for index in range(first, first + len(units))]
+        groups = [self.limits.group(name, unit, gpus) for name, unit in zip(names, units, strict=True)]
+        started.extend(
+            StartedUnit.of(unit, () if group is None else group.folders)
+            for unit, group in zip(units, groups, strict=True)
+        )
         self._write(handle, started)
         try:
-            for index, unit in enumerate(units, first):
-                started[index] = self._spawn(handle, index, unit, started[index])
+            for index, (unit, group) in enumerate(zip(units, groups, strict=True), first):
+                started[index] = self._spawn(handle, index, unit, started[index], group)
             self._write(handle, started)
+            if running:
+                self.limits.share_gpus([*(started[index] for index in running), *started[first:]])
         except BaseException:
             self.stop(handle, "kill", range(first, len(started)) if first else None)
             raise
@@ -144,13 +165,16 @@ class LocalBackend:
         write_record(handle, record)
         self._launched[handle] = record
 
-    def _spawn(self, handle: Handle, index: int, unit: Unit, record: StartedUnit) -> StartedUnit:
+    def _spawn(
+        self, handle: Handle, index: int, unit: Unit, record: StartedUnit, group: Group | None
+    ) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
         keeper, env, told = KEEPER, node_environment(os.environ, unit.env), b""
         if unit.account is not None:
             own = unit.account.environment()
             keeper, told = KEEPER_AS, json.dumps(unit.account.order({**own, **unit.env})).encode()
             env = {"PATH": own["PATH"], **{name: unit.env[name] for name in OF_KEEPER if name in unit.env}}
+        env = {**env, ENV_GROUP: "" if group is None else str(group)}
         argv = (sys.executable, "-I", "-S", keeper, code_file, unit.cwd, *unit.argv)
         with files_of(handle.files):
             log = open_log(handle.files.launcher_log(index))
@@ -184,8 +208,9 @@ class LocalBackend:
                 for process in strays(_mark(handle))
                 if process.pid not in spared and _is_one_of(process, workers)
             )
+            self._end_groups(handle, only)
             if handle.kept is None:
-                self._remove_scratch(handle, only)
+                self._remove_what_is_left(handle, only)
             return
         for keeper in keepers:
             try:
@@ -193,13 +218,32 @@ class LocalBackend:
             except psutil.Error:
                 continue
 
-    def _remove_scratch(self, handle: Handle, only: Collection[int] | None) -> None:
-        """What keepers that were killed have left."""
+    def _end_groups(self, handle: Handle, only: Collection[int] | None) -> None:
+        """Kill what is in the control groups of units, wherever it hides, and remove the groups."""
+        record = self._record(handle)
+        for index, unit in enumerate(record.units if record else ()):
+            if unit.groups and (only is None or index in only):
+                group = Group(unit.groups)
+                group.kill()
+                group.remove()
+
+    def _remove_what_is_left(self, handle: Handle, only: Collection[int] | None) -> None:
+        """Temporary files and containers of keepers that were killed."""
         record = self._record(handle)
         for index, unit in enumerate(record.units if record else ()):
             if only is None or index in only:
+                self._end_container(handle.files.container(index))
                 env = node_environment(os.environ, unit.env)
                 remove_scratch(scratch_of(str(handle.files.exit_code(index)), env))
+
+    def _end_container(self, note: Path) -> None:
+        """Have a container ended that is left, without waiting for it."""
+        before = self._ending.get(note)
+        if note.exists() and (before is None or before not in self._children or self._reap(before)):
+            argv = (sys.executable, "-I", "-S", CONTAINER, "--remove", str(note))
+            with open(os.devnull, "wb") as output:
+                self._ending[note] = pid = spawn(argv, node_environment(os.environ, {}), output)
+            self._children[pid] = ""
 
     @with_own_files
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
@@ -212,8 +256,11 @@ class LocalBackend:
         record = folder.get("record", lambda: self._record(handle))
         mark = folder.get("mark", lambda: _mark(handle))
         running = [self._running(unit, mark) for unit in (record.units if record else ())]
+        if self._left.get(handle) != running and record is not None:
+            self.limits.share_gpus([unit for unit, runs in zip(record.units, running, strict=True) if runs])
+        self._left[handle] = running
         if not any(running):
-            del self._folders[handle]
+            del self._folders[handle], self._left[handle]
             self._launched.pop(handle, None)
         return tuple(
             status or folder.get(f"exit {index}", partial(_ended, handle, index))
@@ -320,8 +367,13 @@ def _found(handle: Handle) -> tuple[StartedUnit, ...]:
 def _ended(handle: Handle, index: int) -> UnitStatus:
     with files_of(handle.files):
         text = read_file(handle.files.exit_code(index))
+        killed = read_file(handle.files.memory(index))
     try:
-        return UnitStatus("lost") if text is None else UnitStatus("exited", int(text))
+        memory = None if killed is None else MemoryKill.model_validate_json(killed)
+    except ValueError:
+        memory = None
+    try:
+        return UnitStatus("lost") if text is None else UnitStatus("exited", int(text), memory=memory)
     except ValueError:
         return UnitStatus("lost")
 

@@ -145,6 +145,10 @@ class Unit:
     """Added to what units get of the launcher's environment, or to its account's."""
     account: Credentials | None = None
     """Whose process it is, if several accounts share the run; None: the launcher's."""
+    slots: int = 0
+    """How many of its node's GPUs, or CPU slots, it has."""
+    demand: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What the job states that it needs there, by name: ``cpu``, ``memory`` in bytes."""
 
     @property
     def in_a_shell(self) -> str:
@@ -176,6 +180,22 @@ class Handle:
         return JobDir(self.folder.parent.parent, None if self.kept is None else self.kept.parent.parent)
 
 
+class MemoryKill(Record):
+    """The system killed a unit, or a part of it, since it used all of the memory that it may. In bytes."""
+
+    limit: PositiveInt
+    peak: PositiveInt | None = None
+    """The most that was used; None if it is not known."""
+
+    def __str__(self) -> str:
+        peak = "" if self.peak is None else f", peak {mebibytes(self.peak)}"
+        return f"killed for memory: limit {mebibytes(self.limit)}{peak}"
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
 @dataclass(frozen=True, slots=True)
 class UnitStatus:
     """What became of one unit. ``lost``: it is gone and left no exit code."""
@@ -194,6 +214,8 @@ class UnitStatus:
     """It runs, and an end that is none of its doing has been announced."""
     began: bool = field(default=True, compare=False)
     """False if certainly nothing of it has ever run."""
+    memory: MemoryKill | None = field(default=None, compare=False)
+    """It was killed for its memory, or a part of it was."""
 
 
 class Backend(Protocol):
@@ -269,10 +291,12 @@ class StartedUnit(Record):
     pid: PositiveInt | None = None
     born: str | None = None
     """Distinguishes the process from a later one with the same pid."""
+    groups: tuple[str, ...] = ()
+    """The folders of its control group."""
 
     @classmethod
-    def of(cls, unit: Unit) -> StartedUnit:
-        return cls(node=unit.node, argv=unit.argv, cwd=unit.cwd, env=dict(unit.env))
+    def of(cls, unit: Unit, groups: tuple[str, ...] = ()) -> StartedUnit:
+        return cls(node=unit.node, argv=unit.argv, cwd=unit.cwd, env=dict(unit.env), groups=groups)
 
 
 UNKNOWN_UNIT: Final = StartedUnit(node="", argv=(), cwd="", env={})

@@ -48,6 +48,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.requests import Spool, askers
 from pliant.tools.run.statedir.state import no_such_job
+from pliant.tools.run.watch.attempt_code import recorded_code
 from pliant.tools.run.watch.job_page import error_lines, history
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.output import JobOutput, events_to_come, job_events, last_events
@@ -207,12 +208,7 @@ class DoorAnswers:
     def _submit(self, request: asked.SubmitJobs, who: Person, limits: AccountLimits) -> dict[str, Any]:
         jobs = [_owned(job, who, limits) for job in parse_jobs(request.jobs.encode(), request.source)]
         with self._changing():
-            log, owners = self._known()
-            waiting = sum(job.uid == who.uid and not job.gpus for job in log.active.values())
-            waiting += sum(uid == who.uid and job_id not in log.jobs for job_id, uid in owners.items())
-            if waiting + len(jobs) > limits.waiting_jobs:
-                text = f"{who.name} has {counted(waiting, 'job')} that wait, and {limits.waiting_jobs} may"
-                raise LockedError(f"{text}: none was submitted; try again once some of them have begun")
+            self._check_waiting(who, limits, len(jobs))
             self._check_room(who, limits, len(request.jobs))
             if request.numbered:
                 known = requests.known_ids(self._dirs, self._spool, self._view)
@@ -245,11 +241,16 @@ class DoorAnswers:
             if request.priority is not None and not roles.is_operator(who):
                 for job_id in filter(view.owns, request.jobs):
                     _check_priority(job_id, request.priority, limits)
+            if request.action == "requeue":
+                own = (self._view.log.jobs.get(job_id) for job_id in request.jobs if view.owns(job_id))
+                self._check_waiting(who, limits, sum(job is not None and job.ended for job in own))
             if request.action == "release":
                 self._check_holders(request.jobs, who, roles)
             ended = requests.order_jobs(
                 *(self._dirs.path, request.action, request.jobs),
                 priority=request.priority,
+                changes=request.changes,
+                from_start=request.from_start,
                 by=who.account,
                 view=self._view,
             )
@@ -298,6 +299,15 @@ class DoorAnswers:
                 name = Person.of(holder or ROOT).name
                 raise UsageError(f"job {job_id} is held by {name}, who can release it, as operators can")
 
+    def _check_waiting(self, who: Person, limits: AccountLimits, more: int) -> None:
+        """:raises LockedError: with so many jobs more too many of the account would wait."""
+        log, owners = self._known()
+        waiting = sum(job.uid == who.uid and not job.gpus for job in log.active.values())
+        waiting += sum(uid == who.uid and job_id not in log.jobs for job_id, uid in owners.items())
+        if more and waiting + more > limits.waiting_jobs:
+            text = f"{who.name} has {counted(waiting, 'job')} that wait, and {limits.waiting_jobs} may"
+            raise LockedError(f"{text}: nothing was asked for; try again once some of them have begun")
+
     def _check_room(self, who: Person, limits: AccountLimits, more: int) -> None:
         """:raises LockedError: too much of what the account asked for has not been taken up yet."""
         found = self._spool.bytes_of(who.uid)
@@ -321,7 +331,9 @@ class DoorAnswers:
         with self._heavy[who.uid]:
             happened = history(self._dirs, request.job, shown=seen)
         errors = [] if job is None else error_lines(self._dirs, job)
-        return {"history": HISTORY.dump_python(happened, mode="json"), "errors": errors}
+        code = recorded_code(self._dirs, request.job) if owns else []
+        told = {"history": HISTORY.dump_python(happened, mode="json"), "errors": errors}
+        return told | {"code": [each.model_dump(mode="json") for each in code]}
 
     def _use(self, who: Person, roles: Roles) -> bytes:
         with self._lock:
@@ -337,7 +349,7 @@ class DoorAnswers:
 
     def _printed(self, request: asked.ReadOutput) -> Iterator[bytes]:
         check_job(self._dirs, request.job)
-        output = JobOutput(self._dirs, request.job, request.lines)
+        output = JobOutput(self._dirs, request.job, request.lines, request.attempt, request.rank)
         while request.follow and not self._has_ended(request.job):
             yield from output.fresh()
             yield b""

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader, parse_events
 from pliant.schemas.io import job_file
-from pliant.schemas.job import Job, arriving_at
+from pliant.schemas.job import Changes, Job, arriving_at
 from pliant.tools.run.door import protocol as asked
 from pliant.tools.run.door.letters import munge_for, send
 from pliant.tools.run.door.protocol import as_line, door_address, error_of, peer_of, pieces_from, value_in
@@ -35,6 +35,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch import output
+from pliant.tools.run.watch.attempt_code import CodeRecord, recorded_code
 from pliant.tools.run.watch.job_page import Happened, error_lines, history
 from pliant.tools.run.watch.job_status import EVERY_JOB, JobFilter, JobStatus, known_ids, statuses
 from pliant.tools.run.watch.stacks import job_stacks
@@ -80,10 +81,10 @@ class _Client:
         self._value(asked.CancelJobs(jobs=tuple(job_ids)))
 
     def order_jobs(
-        self, action: JobAction, job_ids: Sequence[str], priority: float | None = None
+        self, action: JobAction, job_ids: Sequence[str], **how: Any
     ) -> tuple[list[str], str | None]:
         """Returns the ids of those that have ended, and the policy if it ignores a priority."""
-        said = self._value(asked.OrderJobs(action=action, jobs=tuple(job_ids), priority=priority))
+        said = self._value(asked.OrderJobs(action=action, jobs=tuple(job_ids), **how))
         return said["ended"], said["deaf"]
 
     def order_nodes(
@@ -129,8 +130,12 @@ class _Client:
         found = self._pieces(asked.ReadEvents(job=job.id))
         return [*parse_events(b"".join(found), str(self._state))]
 
-    def output(self, job_id: str, *, follow: bool, lines: int | None) -> Iterator[bytes]:
-        return self._pieces(asked.ReadOutput(job=job_id, follow=follow, lines=lines))
+    def code(self, job_id: str) -> list[CodeRecord]:
+        found = self._value(asked.Describe(job=job_id)).get("code", ())
+        return [CodeRecord.model_validate(each) for each in found]
+
+    def output(self, question: asked.ReadOutput) -> Iterator[bytes]:
+        return self._pieces(question)
 
     def events(self, last: int, *, follow: bool) -> Iterator[bytes]:
         return self._pieces(asked.ReadEvents(last=last, follow=follow))
@@ -265,6 +270,7 @@ class Looking(Protocol):
     def history(self, job_id: str) -> list[Happened]: ...
     def errors(self, job: JobStatus) -> list[str]: ...
     def use(self, job: JobStatus) -> tuple[float | None, int | None]: ...
+    def code(self, job_id: str) -> list[CodeRecord]: ...
 
     def cost_events(self, job: JobStatus) -> list[Event] | None:
         """What its cost is told from. Returns None if what the job did is another account's."""
@@ -285,6 +291,9 @@ class _OwnFiles:
 
     def use(self, job: JobStatus) -> tuple[float | None, int | None]:
         return measured(self._watcher.dirs, job.log) if job.log.gpus else (None, None)
+
+    def code(self, job_id: str) -> list[CodeRecord]:
+        return recorded_code(self._watcher.dirs, job_id)
 
     def cost_events(self, job: JobStatus) -> list[Event] | None:
         return [event for block in LogReader(self._watcher.dirs.events).read_all() for event in block]
@@ -357,7 +366,13 @@ def cancel(state: Path, job_ids: Sequence[str]) -> None:
 
 
 def order_jobs(
-    state: Path, action: JobAction, job_ids: Sequence[str], *, priority: float | None = None
+    state: Path,
+    action: JobAction,
+    job_ids: Sequence[str],
+    *,
+    priority: float | None = None,
+    changes: Changes | None = None,
+    from_start: bool = False,
 ) -> tuple[list[str], str | None]:
     """Order the same for several jobs, for all or none; durable when this returns.
 
@@ -366,8 +381,8 @@ def order_jobs(
     """
     client = client_of(state)
     if client is not None:
-        return client.order_jobs(action, job_ids, priority)
-    ended = own.order_jobs(state, action, job_ids, priority=priority)
+        return client.order_jobs(action, job_ids, priority=priority, changes=changes, from_start=from_start)
+    ended = own.order_jobs(state, action, job_ids, priority=priority, changes=changes, from_start=from_start)
     return ended, None if priority is None else own.deaf_to_priorities(state)
 
 
@@ -387,30 +402,30 @@ def order_nodes(
         client.order_nodes(action, names, reason=reason, now=now, within_s=within_s)
 
 
-def known_names(state: Path) -> tuple[set[str], dict[str, list[str]]]:
-    """The ids of the jobs there, and those of each array by its name; behind a door, of those seen."""
+def known_names(state: Path) -> own.Names:
+    """What the jobs there are called; behind a door, those seen."""
     client = client_of(state)
     if client is None:
         dirs = StateDir(state.resolve())
-        spool = Spool(dirs)
-        return own.known_ids(dirs, spool), own.array_jobs(dirs, spool)
+        return own.known_names(dirs, Spool(dirs))
     found = client.look()
-    jobs = [*(job for job, _ in found.submitted), *(each.job for each in found.log.jobs.values())]
-    return {*known_ids(found)}, own.by_array(jobs)
+    jobs = [*(each.job for each in found.log.jobs.values()), *(job for job, _ in found.submitted)]
+    return own.Names.of(known_ids(found), jobs)
 
 
 def chosen(state: Path, names: Sequence[str], only: JobFilter = EVERY_JOB) -> list[str]:
     """Ids of the jobs that names mean, and that the filter lets through.
 
-    A name is a job's, else that of an array, which means all its jobs, else a pattern of either; any other
-    one is left to who is asked about it. Without names all jobs are meant, ended ones if states are named.
+    A name is a job's, and means the newest one that was submitted with it, else that of an array, which means
+    all its jobs, else a pattern of either; any other one is left to who is asked about it. Without names all
+    jobs are meant, ended ones if states are named.
 
     :raises UsageError: nothing is named, or a pattern fits no job.
     """
     if not names and only == EVERY_JOB:
         raise UsageError("name jobs or arrays, or choose jobs with --user or --state-is")
-    ids, arrays = known_names(state) if names else ((), {})
-    named = [job_id for name in names for job_id in _meant(state, name, ids, arrays)]
+    known = known_names(state) if names else own.Names(set(), {}, {})
+    named = [job_id for name in names for job_id in _meant(state, name, known)]
     if only == EVERY_JOB:
         return list(dict.fromkeys(named))
     found = only.of(statuses(looking(state).look(), time.time()))
@@ -419,7 +434,10 @@ def chosen(state: Path, names: Sequence[str], only: JobFilter = EVERY_JOB) -> li
     return [job.id for job in found if only.states or not job.log.ended]
 
 
-def _meant(state: Path, name: str, ids: Collection[str], arrays: Mapping[str, list[str]]) -> list[str]:
+def _meant(state: Path, name: str, known: own.Names) -> list[str]:
+    ids, arrays = known.ids, known.arrays
+    if name in known.newest:
+        return [known.newest[name]]
     if name in ids or name in arrays:
         return [name] if name in ids else arrays[name]
     if not PATTERN.search(name):
@@ -428,6 +446,11 @@ def _meant(state: Path, name: str, ids: Collection[str], arrays: Mapping[str, li
     if not (found := {*fnmatch.filter(ids, name), *of_arrays}):
         raise UsageError(f"{state} has no job and no array like {name}")
     return sorted(found)
+
+
+def meant(state: Path, name: str) -> str:
+    """The id of the one job that a name means; a name that is not known stays."""
+    return known_names(state).newest.get(name, name)
 
 
 def is_served(state: Path) -> bool:
@@ -446,12 +469,19 @@ def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
 
 
 def job_output(
-    state: Path, job_id: str, *, follow: bool = False, lines: int | None = None
+    state: Path,
+    job_id: str,
+    *,
+    follow: bool = False,
+    lines: int | None = None,
+    attempt: int | None = None,
+    rank: int | None = None,
 ) -> Iterator[bytes]:
     client = client_of(state)
     if client is None:
-        return output.job_output(state, job_id, follow=follow, lines=lines)
-    return client.output(job_id, follow=follow, lines=lines)
+        which = {"attempt": attempt, "rank": rank}
+        return output.job_output(state, job_id, follow=follow, lines=lines, **which)
+    return client.output(asked.ReadOutput(job=job_id, follow=follow, lines=lines, attempt=attempt, rank=rank))
 
 
 def stacks(state: Path, job_id: str, within_s: float) -> list[WorkerStack]:

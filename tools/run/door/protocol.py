@@ -35,6 +35,7 @@ from pliant.schemas.errors import (
     UsageError,
 )
 from pliant.schemas.file_io.record import BoundedFloat, Identifier, PlainText, PositiveFloat, Record
+from pliant.schemas.job import Changes
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction
 
@@ -91,6 +92,8 @@ class OrderJobs(DoorRequest):
     action: JobAction
     jobs: _Ids
     priority: BoundedFloat | None = None
+    changes: Changes | None = None
+    from_start: bool = False
 
 
 class OrderNodes(DoorRequest):
@@ -131,6 +134,8 @@ class ReadOutput(DoorRequest):
     job: Identifier
     follow: bool = False
     lines: Annotated[int, Field(ge=0)] | None = None
+    attempt: Annotated[int, Field(ge=1)] | None = None
+    rank: Annotated[int, Field(ge=0)] | None = None
 
 
 class ReadEvents(DoorRequest):

@@ -223,6 +223,7 @@ def _public_job(job: Job) -> Job:
         team=job.team,
         priority=job.priority,
         elastic=job.elastic,
+        preemptible=job.can_save,
     )
 
 
@@ -235,6 +236,7 @@ def _public_log(job: JobLog) -> JobLog:
         placement=job.placement,
         global_batch=job.global_batch,
         started_s=job.started_s,
+        runs_from_s=job.runs_from_s,
         ended_s=job.ended_s,
         timed_out=job.timed_out,
         change=job.change,

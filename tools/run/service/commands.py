@@ -12,27 +12,34 @@ The second half writes and reads plan files: who trains from now on, and how the
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
+import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
+from pliant.schemas.output_files import output_file
 from pliant.schemas.schedule import Cut
 from pliant.schemas.text import whole_number
 from pliant.tools.profile.torchrun.start import (
     ALONE,
     NO_STORE,
     ONE_THREAD,
+    in_python,
     one_program,
-    one_worker,
     standalone,
     torchrun,
 )
+from pliant.tools.run.backends.contain import ENV_SLURM
+from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
+from pliant.tools.run.service.containers import words
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
@@ -63,6 +70,7 @@ from pliant.tools.run.statedir.contract.plan import (
     Member,
     Plan,
 )
+from pliant.tools.run.statedir.directory import account_name
 from pliant.tools.run.statedir.failures import CHECKPOINT_S
 
 _log = logging.getLogger("pliant")
@@ -90,22 +98,24 @@ def units(
     job = target.job
     groups = groups_of(target)
     made = []
-    python = job.own_python
+    python, opened = job.own_python, set[str]()
     for index, slots in enumerate(groups):
         number = first + index
         logs = attempt.logs / str(number)
+        inside: tuple[str, ...] = ()
+        if job.container is not None:
+            inside = words(job.container, attempt.container(number), (job_dir,), tuple(job.env))
         if by_torchrun(target):
-            argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs, python)
+            meets = _rendezvous(target, index, nodes, port)
+            argv = (*inside, *torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside)))
             own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
         elif not job.changes_in_place:
             is_program, command = job.launcher == "program", job.command or ()
-            argv = one_program(command, logs) if is_program else one_worker(job.script, logs, python)
+            argv = one_program((*inside, *(command if is_program else in_python(job.script, python))), logs)
             own = {ENV_SLOT: SLOT_FROM_RANK}
         else:
-            argv = one_worker(job.script, logs, python)
+            argv = one_program((*inside, *in_python(job.script, python)), logs)
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
-        if job.is_one_process and job.tasks is not None:
-            own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
         if not job.changes_in_place:
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
             if job.batch.size is not None:
@@ -117,9 +127,55 @@ def units(
         if log_bytes is not None:
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
-        env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name}
-        made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env, account))
+        env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name, **_task(job, index, len(groups))}
+        if job.output is not None or job.error is not None:
+            rank = sum(map(len, groups[:index])) if by_torchrun(target) else number
+            ranks = range(rank, rank + (len(slots) if by_torchrun(target) else 1))
+            uid = os.geteuid() if account is None else account.uid
+            order = _output_order(job, int(attempt.path.name), slots[0].node, ranks, account_name(uid))
+            paths = {*order["output"], *order["error"]}
+            order["owner"] = opened.isdisjoint(paths) and (not first or _names_rank(job))
+            opened |= paths
+            env[ENV_OUTPUT] = json.dumps(order)
+        if all(slots[0].node != other[0].node for other in groups[:index]):  # one look at the code is enough
+            runs_python = job.launcher != "program" and job.container is None
+            looks = {"python": python or (sys.executable if runs_python else ""), "command": job.command}
+            env[ENV_CODE] = json.dumps(looks)
+        if job.container is not None and job.container.runtime == "pyxis":
+            env[ENV_SLURM] = ""  # its step fills it in
+        here = sum(slot.node == slots[0].node for slot in slots)
+        demand = {name: each * here for name, each in job.resources.worker.items()}
+        folder = job.workdir or str(Path.cwd())
+        made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
     return made
+
+
+def _output_order(job: Job, attempt: int, node: str, ranks: Iterable[int], user: str) -> dict[str, Any]:
+    """What ``write_output.py`` is to write for the workers of one unit."""
+    paths: dict[str, list[str]] = {
+        kind: [
+            output_file(pattern, job, attempt=attempt, node=node, rank=rank, user=user)
+            for rank in (ranks if pattern else ())
+        ]
+        for kind, pattern in (("output", job.output or ""), ("error", job.error or job.output or ""))
+    }
+    return {**paths, "truncate": attempt == 1}
+
+
+def _names_rank(job: Job) -> bool:
+    """Whether each of its workers has output files of its own."""
+    names = [
+        {output_file(pattern, job, attempt=1, node="", rank=rank, user="") for rank in range(2)}
+        for pattern in (job.output, job.error)
+        if pattern is not None
+    ]
+    return all(len(each) == 2 for each in names)
+
+
+def _task(job: Job, number: int, count: int) -> dict[str, str]:
+    """What tells a process which one of several it is."""
+    is_one = job.tasks is None or not job.is_one_process
+    return {} if is_one else {ENV_TASK: str(number), ENV_TASKS: str(count)}
 
 
 def by_torchrun(target: Assignment) -> bool:

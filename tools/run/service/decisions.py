@@ -23,7 +23,7 @@ from pliant.tools.run.service.submit import in_teams
 from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
-from pliant.tools.run.statedir.requests import Numbered, Spool, askers, order_event, unheard
+from pliant.tools.run.statedir.requests import Numbered, Spool, askers, order_events, unheard
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.demand import JobCheck, submit_detail
@@ -206,6 +206,8 @@ class Arrivals:
         self._faults = Faults(state.dirs.path, self._refused.setdefault)
         self._spool = Spool(state.dirs)
         self._awaited = bool(self._spool.requests())
+        self.updated: list[str] = []
+        """Jobs that the last requests have changed."""
         self._submitters: dict[str, int] = {}
         """The accounts that submitted the jobs of the requests at hand, where several share the run."""
 
@@ -217,9 +219,10 @@ class Arrivals:
     def hear(self, until_s: float) -> tuple[bool, list[str]]:
         """Record what was submitted, cancelled and ordered; jobs not due at ``until_s`` (UTC) wait.
 
-        Returns whether anything was recorded, and the jobs that shall hold nothing any more.
+        Returns whether anything was recorded, and the jobs that are to give up what they hold.
         """
         requests = self._spool.requests()
+        self.updated.clear()
         if not requests:
             self._awaited = False
             return False, []
@@ -240,7 +243,10 @@ class Arrivals:
             elif isinstance(found, Job):
                 events += self._admit(self._in_team(self._on_own_clock(found)))
             else:
-                events.append(self._order(found, now))
+                made = self._order(found, now)
+                events += made
+                cancelled += [event.job for event in made if event.event == "requeue" and event.job]
+                self.updated += [event.job for event in made if event.event == "update" and event.job]
         self._state.record(events)
         self._spool.settle(log, ahead)
         self._awaited = bool(self._spool.requests())
@@ -319,12 +325,16 @@ class Arrivals:
             session.end(job.id, now_s, "rejected")
         return [self._event(job), reject_event(job.id, now, reason)]
 
-    def _order(self, given: Numbered, now: float) -> Event:
-        """The event of an order; a schedule may cover a part of the cluster, the log gets all orders."""
-        event = order_event(*given, now)
-        if given.order.node is None or any(node.name == given.order.node for node in self._session.nodes):
-            apply_events(self._session, [replace(event, time=now - self._origin_s)])
-        return event
+    def _order(self, given: Numbered, now: float) -> list[Event]:
+        """The events of an order; a schedule may cover a part of the cluster, the log gets all orders."""
+        rigid, order = self._session.policy.elasticity == "none", given.order
+        events = order_events(*given, now, self._state.log, rigid=rigid)
+        if order.node is None or any(node.name == order.node for node in self._session.nodes):
+            for event in events:
+                apply_events(self._session, [replace(event, time=now - self._origin_s)])
+        if order.from_start and order.job is not None:
+            self._state.dirs.job(order.job).begin_at_the_start()
+        return events
 
     def _cancel(self, job_id: str, uid: int | None) -> Event:
         now = self._clock()

@@ -166,6 +166,19 @@ class Executor:
             else:
                 self.targets[step.job_id] = step.after
 
+    def end_attempts(self, job_ids: Iterable[str]) -> None:
+        """Ask what runs of these jobs to save and leave, though they may get the same slots at once."""
+        for job_id in job_ids:
+            if (gang := self.gangs.get(job_id)) is not None:
+                with self._faults.of(job_id):
+                    self.stop(gang)
+
+    def take_specs(self, jobs: Iterable[Job]) -> None:
+        """These jobs were updated, and go on as they run."""
+        for job in jobs:
+            if (target := self.targets.get(job.id)) is not None:
+                self.targets[job.id] = replace(target, job=job)
+
     def adopt(self, log: RunLog) -> None:
         """Take over what runs in the directory; the log says what jobs shall hold."""
         self.suspects, self._log = log.suspects, log

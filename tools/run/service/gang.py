@@ -137,6 +137,7 @@ class Notices:
 
 _TRACE_LINES: Final = 200
 """Lines at the end of a traceback in which its reason is looked for."""
+_MORE_MEMORY: Final = "; it would be again with as much: let it ask for more (resources.worker.memory)"
 _SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
 """The signal that each stage of a stop sends."""
 EXIT_CODE_S: Final = 5.0
@@ -396,6 +397,9 @@ class Gang:
         self._members.look()
         self._end_silent(now_s)
         self._end_lingering(now_s)
+        if self._stage is None and any(status.memory for status in self.statuses):
+            self._at_break = self._own()  # the others have no more, and a new one would not either
+            self._enter("term", now_s, self._timeouts.broken_s)
         if self._stage is None and (found := self._plan_without_lost(now_s)) is not None:
             return found
         outcomes = self._members.outcomes()
@@ -439,6 +443,9 @@ class Gang:
             found = replace(found, samples_done=self.script.samples_done)
         if removed and found.end == "failed":
             found = replace(found, message=f"{found.message}; its folder was removed while it ran")
+        killed = next((status.memory for status in self.statuses if status.memory), None)
+        if found.end == "failed" and killed is not None:
+            found = replace(found, message=f"{killed}{_MORE_MEMORY}", by_itself=True, is_final=True)
         if found.message and self._stacks.kept is not None:
             found = replace(found, message=f"{found.message}{self._stacks.words}")
         return found

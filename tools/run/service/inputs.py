@@ -31,6 +31,7 @@ from pliant.schemas.runinfo import PromisedBounds
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.run.backends.protocol import Backend
+from pliant.tools.run.service.code_copy import UnusedCopies
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.launching import Submitters, runnable
 from pliant.tools.run.service.loop import Loop, RunOptions
@@ -152,6 +153,7 @@ class PreparedRun:
             state.close()
             raise LockedError(f"{self.options.state} was written by another process meanwhile: try again")
         self.clock.not_before(state.log.last_s, state.quiet_s)
+        state.add_sink(UnusedCopies(state), past=False)
         for sink in self.options.sinks:
             state.add_sink(sink, past=past)
         for sink in self.options.sinks_of_news:

@@ -15,6 +15,7 @@ import os
 import re
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,6 +120,8 @@ class Launching:
             check_startable(target.job)
         else:  # its keeper finds out, as the user, whether it can be started in its folder
             check_command(target.job)
+            if text := foreign_container(target.job):
+                raise BadInputError(text)
             make_job_folder(job_dir.path, Rights(account.uid, account.gid))
         try:
             before = read_plan(job_dir)
@@ -129,11 +132,17 @@ class Launching:
         if handle.kept is not None:
             with files_of(handle.files):
                 make_folder(handle.folder, mode=0o700)
+        if job_dir.from_start.exists():
+            with files_of(handle.files), suppress(FileNotFoundError):
+                job_dir.checkpoints.rename(job_dir.path / f"checkpoints-{handle.attempt - 1}")
+            job_dir.from_start.unlink()
         generation = max(last_generation(job_dir), before.generation if before else 0) + 1
         reason = before.reason if before is not None and before.abort else ""
         plan = make_plan(target, generation, handle.attempt, nodes, reason)
         write_plan(job_dir, plan)
         offer_stacks(handle.files)
+        with files_of(handle.files):
+            job_dir.link_latest(handle.attempt)
         if not target.job.changes_in_place:
             with files_of(handle.files):
                 as_user.write(handle.files.stop, b"", PRIVATE)
@@ -236,7 +245,7 @@ def job_problems(job: Job, source: str, pointer: str = "", *, looks: bool = True
     """What keeps one job from being started here.
 
     :param pointer: where it stands in its source.
-    :param looks: whether its folder is there counts, too.
+    :param looks: whether its folder is there counts, too; else it is another account's.
     """
     return [
         Problem(source, None, f"{pointer}/{field}", f'job "{job.id}"{text}')
@@ -257,13 +266,25 @@ def check_command(job: Job) -> None:
 
 
 def _obstacles(job: Job, *, looks: bool = True) -> dict[str, str]:
-    """What keeps a job from being started, by field, as the end of a sentence about it."""
+    """What keeps a job from being started, by field, as the end of a sentence about it.
+
+    :param looks: it is this account's, and its folder is looked at.
+    """
     found = {}
     if not job.command:
         found["command"] = _NO_COMMAND
     if looks and not os.path.isdir(job.workdir or "."):
         found["workdir"] = f": no such folder: {job.workdir}"
+    if not looks and (text := foreign_container(job)):
+        found["container/runtime"] = f": {text}"
     return found
+
+
+def foreign_container(job: Job) -> str:
+    """Why a job of another account cannot have its container; empty if it can."""
+    if job.container is None or job.container.runtime != "docker":
+        return ""
+    return "docker's containers are root's, beyond the limits of an account: name podman or apptainer"
 
 
 def _unserved(job: Job) -> dict[str, str]:

@@ -181,6 +181,8 @@ class Loop:
         slow = schedule.cluster.stragglers
         self._stragglers = None if slow is None else StragglerWatch(slow)
         self._ask = False
+        self._stopped: Sequence[str] = ()
+        """Jobs that gave up all at the last requests."""
         self.drained = False
         """All jobs were asked to stop."""
 
@@ -229,6 +231,7 @@ class Loop:
         found, log = self._schedule, self.state.log
         self._hear(self._origin_s + found.time)
         self.executor.adopt(log)
+        self.executor.end_attempts(self._stopped)
         self._see_nodes()
         self._record(self.executor.look(), 0.0)
         self._end_overdue_jobs()
@@ -345,7 +348,8 @@ class Loop:
         if now < self._limits_s:
             return False
         self._limits_s = now + LIMITS_LOOK_S
-        found = {job_id: reason for job_id, job in log.active.items() if (reason := job.over_limit(now))}
+        limits = ((job_id, *job.next_limit(now)) for job_id, job in log.active.items() if job.job.limits)
+        found = {job_id: reason for job_id, at_s, reason in limits if at_s <= now}
         self.state.record(timeout_event(job_id, now, reason) for job_id, reason in found.items())
         for job_id in found:
             if job_id in self.session.jobs:
@@ -451,9 +455,11 @@ class Loop:
 
     def _hear(self, until_s: float) -> bool:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
-        happened, cancelled = self._arrivals.hear(until_s)
-        for job_id in cancelled:
+        happened, self._stopped = self._arrivals.hear(until_s)
+        for job_id in self._stopped:
             self._stop(job_id)
+        self.executor.end_attempts(self._stopped)
+        self.executor.take_specs(self.state.log.jobs[job_id].job for job_id in self._arrivals.updated)
         return happened
 
     # What shall run.

@@ -131,7 +131,7 @@ def _totals(log: RunLog) -> Iterator[Family]:
     yield counter("failures", "Attempts of jobs that failed.", counts.failures)
     lost = [
         ({"cause": cause}, counts.lost_gpu_seconds.get(cause, 0.0))
-        for cause in ("changes", "checkpoints", "repeats")
+        for cause in ("changes", "checkpoints", "repeats", "stops")
     ]
     text = "GPU seconds that jobs held without getting further."
     yield Family("pliant_lost_gpu_seconds", "counter", text, lost, "seconds")

@@ -224,7 +224,7 @@ def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -
     looked_at = log.jobs if among is None else among
     failed = [log.jobs[job_id] for job_id in looked_at if log.jobs[job_id].phase == "failed"]
     if failed:
-        reasons = "\n".join(f"job {job.job.id} failed: {job.reason}" for job in failed)
+        reasons = "\n".join(f"job {job.job.id} {job.end}: {job.reason}" for job in failed)
         hint = f"its output: pliant log {failed[0].job.id} --state {state}"
         raise JobsFailedError(f"{reasons}\n{len(failed)} of {counted(len(log.jobs), 'job')} failed; {hint}")
 

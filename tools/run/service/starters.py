@@ -95,7 +95,7 @@ def python_obstacle(job: Job) -> str | None:
 
     :param job: settled.
     """
-    if (python := job.own_python) is None or job.launcher == "program":
+    if (python := job.own_python) is None or job.launcher == "program" or job.container is not None:
         return None
     named = str(Path(job.workdir or ".") / python) if "/" in python else python
     found = shutil.which(named, path=job.env.get("PATH"))
@@ -165,8 +165,9 @@ def _program(job: Job) -> _Program | None:
     path = Path(job.workdir or ".") / first
     if path.is_file():
         return _program_in(job, path, (first if "/" in first else f"./{first}", *rest))
-    if not is_a_name(first) or shutil.which(first, path=job.env.get("PATH")) is None:
-        return None
+    here = job.container is None
+    if not is_a_name(first) or (here and shutil.which(first, path=job.env.get("PATH")) is None):
+        return None if here or not first.startswith("/") else _Program((first, *rest), "it is in the image")
     return _Program((first, *rest), f'"{first}" is a program')
 
 

@@ -11,22 +11,28 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
 
 from pliant.schemas.checks import check_after
 from pliant.schemas.cluster import Shares
 from pliant.schemas.errors import BadInputError, PliantError, Problem, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import make_folder
+from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
-from pliant.schemas.job import Job, arriving_at
+from pliant.schemas.job import Changes, Job, arriving_at, updated
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.keep import SECRETS
+from pliant.tools.run.service import containers
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle, without_gpus
 from pliant.tools.run.service.starters import is_a_name, python_obstacle, settled
+from pliant.tools.run.service.submitter import output_obstacle
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
+from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
-from pliant.tools.run.statedir.state import no_such_job
+from pliant.tools.run.statedir.state import newest_by_name, no_such_job
 from pliant.tools.schedule.registry import policy_class
 
 _ACCOUNTS_S: Final = 5.0
@@ -95,6 +101,7 @@ def submit(
         listed = in_teams(listed, shares, source)
     spool = Spool(dirs)
     with spool.locked():
+        listed = _named_again(dirs, spool, listed, view)
         _check_new(state, spool, listed, source, view)
         spool.take_back({job.id for job in listed})
         if hidden:
@@ -125,8 +132,51 @@ def check_new(state: Path, jobs: Iterable[Job], source: str, now_s: float) -> li
     dirs, listed = StateDir(state.resolve()), [in_utc(job, now_s) for job in jobs]
     if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
         listed = in_teams(listed, shares, source)
-    _check_new(state, Spool(dirs), listed, source)
+    spool = Spool(dirs)
+    listed = _named_again(dirs, spool, listed)
+    _check_new(state, spool, listed, source)
     return listed
+
+
+def _named_again(dirs: StateDir, spool: Spool, jobs: Sequence[Job], view: LogView | None = None) -> list[Job]:
+    """The jobs, with other ids where jobs of theirs have ended, and ids in place of the names that they wait
+    for. Of an array all jobs get another id or none does.
+    """
+    known = known_ids(dirs, spool, view)
+    log = (view or LogView(dirs)).refresh()
+    used = [job.id for job in jobs if job.id in known]
+    if not used and not any(job.after for job in jobs):
+        return list(jobs)
+    asked = [job for request in spool.requests() for job in request.jobs]
+    ids = newest_by_name([*(each.job for each in log.jobs.values()), *asked])
+    before = [log.jobs.get(ids.get(job_id, job_id)) for job_id in used]
+    if any(each is None or not each.ended for each in before):
+        return list(jobs)
+    taken = known | {path.name for path in dirs.jobs.glob("*")} | {job.id for job in jobs}
+    arrays = {job.array.name for job in jobs if job.array is not None and job.id in known}
+    free = {name: free_id(name, taken, _endings(name, jobs)) for name in sorted(arrays)}
+    made = []
+    for job in jobs:
+        own: dict[str, Any] = {}
+        if job.array is not None and job.array.name in free:
+            array = free[job.array.name]
+            own = {"id": f"{array}-{job.array.index}", "array": job.array.model_copy(update={"name": array})}
+        elif job.id in known:
+            own = {"id": free_id(job.id, taken)}
+            taken.add(own["id"])
+        if own:
+            own["name"], ids[job.id] = job.name or job.id, own["id"]
+        made.append(job.model_copy(update=own))
+    return [
+        job.model_copy(update={"after": {ids.get(other, other): how for other, how in job.after.items()}})
+        if job.after.keys() & ids.keys()
+        else job
+        for job in made
+    ]
+
+
+def _endings(array: str, jobs: Iterable[Job]) -> list[str]:
+    return [f"-{job.array.index}" for job in jobs if job.array is not None and job.array.name == array]
 
 
 def _check_new(
@@ -138,7 +188,7 @@ def _check_new(
     dirs = StateDir(state.resolve())
     # a log that was repaired may have lost the lines of a job that was started
     known = known_ids(dirs, spool, view) | {path.name for path in dirs.jobs.glob("*")}
-    text = f"was submitted to {state} before, expected new ids"
+    text = f"was submitted to {state} before and has not ended, expected new ids"
     check_after(jobs, known, source)
     used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in jobs if job.id in known]
     if used:
@@ -162,6 +212,8 @@ def _uid(dirs: StateDir, by: Account | None) -> int | None:
 
 def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
     found = job_problems(job, source)
+    if not found and (obstacle := output_obstacle(job)) is not None:
+        found = [Problem(source, None, "/output", f'job "{job.id}": {obstacle}')]
     return found if found or not check_script else _script_problems(job, source)
 
 
@@ -177,10 +229,16 @@ def check_scripts(jobs: Iterable[Job], source: str, *, folder: Path) -> None:
 
 
 def _script_problems(job: Job, source: str) -> list[Problem]:
-    if (job := settled(job)[0]).launcher == "program":
+    job = settled(job)[0]
+    if (lack := containers.obstacle(job)) is not None:
+        text = f'job "{job.id}": {lack} (--no-check skips this check)'
+        return [Problem(source, None, "/container", text)]
+    if job.launcher == "program":
         return []
     obstacle = python_obstacle(job)
-    if obstacle is None and not (job.own_python is not None and job.script[:1] == ("-m",)):
+    unseen = job.own_python is not None and job.script[:1] == ("-m",)
+    unseen |= job.container is not None and job.script[0].startswith("/")  # it may be in the image
+    if obstacle is None and not unseen:
         obstacle = script_obstacle(job.script, Path(job.workdir or ""))  # modules are those of this Python
     if obstacle is not None and obstacle.startswith("no such script") and is_a_name(job.script[0]):
         obstacle += ", and no program of that name is on PATH"
@@ -295,22 +353,40 @@ def _groups_of(account: str) -> list[str]:
     return names
 
 
-def array_jobs(dirs: StateDir, spool: Spool) -> dict[str, list[str]]:
-    """The ids of the jobs of each array, by its name.
+class Names(NamedTuple):
+    """What jobs of a state directory are called."""
 
-    :raises BadInputError: the log is damaged.
-    """
+    ids: set[str]
+    arrays: dict[str, list[str]]
+    """The ids of the jobs of each array, by its name."""
+    newest: dict[str, str]
+    """The ids that names mean which were used again."""
+
+    @classmethod
+    def of(cls, ids: Iterable[str], jobs: Iterable[Job]) -> Names:
+        """:param jobs: in order of their submissions."""
+        listed = list(jobs)
+        return cls({*ids}, by_array(listed), newest_by_name(listed))
+
+
+def known_names(dirs: StateDir, spool: Spool) -> Names:
+    """:raises BadInputError: the log is damaged."""
+    ids = known_ids(dirs, spool)
     asked = {job.id: job for request in spool.requests() for job in request.jobs}
     logged = {job_id: found.job for job_id, found in LogView(dirs).refresh().jobs.items()}
-    return by_array({**asked, **logged}.values())
+    return Names.of(ids, {**logged, **asked}.values())
 
 
 def by_array(jobs: Iterable[Job]) -> dict[str, list[str]]:
+    """The ids of the jobs of each array; a name that was used again means the newest one."""
     by_name: dict[str, list[str]] = {}
+    again: dict[str, str] = {}
     for job in jobs:
         if job.array is not None:
             by_name.setdefault(job.array.name, []).append(job.id)
-    return by_name
+            if job.name is not None:
+                again[job.name.removesuffix(f"-{job.array.index}")] = job.array.name
+    return by_name | {name: by_name[array] for name, array in again.items()}
 
 
 def check_against(dirs: StateDir, jobs: Iterable[Job], source: str = "jobs") -> None:
@@ -343,6 +419,8 @@ def order_jobs(
     job_ids: Sequence[str],
     *,
     priority: float | None = None,
+    changes: Changes | None = None,
+    from_start: bool = False,
     by: Account | None = None,
     view: LogView | None = None,
 ) -> list[str]:
@@ -350,6 +428,8 @@ def order_jobs(
 
     Returns the ids of those that have ended, for which nothing was ordered.
 
+    :param changes: fields of the jobs with their new values, of ``update``.
+    :param from_start: the jobs forget their checkpoints, of ``requeue``.
     :param by: the account that orders it, if it is not this one.
     :param view: of the log; None reads it.
     :raises UsageError: there is no such state directory or job, or it is not this user's.
@@ -363,13 +443,67 @@ def order_jobs(
             raise no_such_job(state, unknown, known, nothing)
         log = (view or LogView(dirs)).refresh()
         ended = [job_id for job_id in job_ids if job_id in log.jobs and job_id not in log.active]
+        done = set[str]()
+        if action == "requeue":
+            done, ended = {each for each in ended if log.jobs[each].phase == "finished"}, []
+            _check_taken_up(job_ids, log)
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
+        if changes is not None:
+            _check_update(dirs, spool, log, left, changes)
         user, uid, now_s = by.name if by else user_name(), _uid(dirs, by), time.time()
         spool.give(
-            Order(action=action, job=job_id, user=user, uid=uid, asked_s=now_s, priority=priority)
+            Order(
+                action=action,
+                job=job_id,
+                user=user,
+                uid=uid,
+                asked_s=now_s,
+                priority=priority,
+                changes=changes,
+                from_start=from_start or job_id in done,
+            )
             for job_id in left
         )
     return ended
+
+
+def _check_taken_up(job_ids: Iterable[str], log: RunLog) -> None:
+    """:raises UsageError: a job was rejected, and cannot be requeued."""
+    rejected = [each for each in job_ids if each in log.jobs and log.jobs[each].phase == "rejected"]
+    if rejected:
+        text = "was rejected and has never been in the queue: submit it again"
+        raise UsageError(f"job {rejected[0]} {text}; nothing was ordered")
+
+
+def _check_update(
+    dirs: StateDir, spool: Spool, log: RunLog, job_ids: Sequence[str], changes: Changes
+) -> None:
+    """:raises BadInputError: a job would make no sense after it, or could not be served."""
+    requests = spool.requests()
+    known = {job.id: job for job in read_schedule(dirs.schedule).jobs} if dirs.schedule.exists() else {}
+    known |= {job.id: job for request in requests for job in request.jobs}
+    known |= {job_id: log.jobs[job_id].job for job_id in job_ids if job_id in log.jobs}
+    earlier = [(each.order.job, each.order.changes) for each in requests if each.order is not None]
+    found, problems = list[Job](), list[Problem]()
+    for job_id in job_ids:
+        job, source = known[job_id], f"job {job_id}"
+        own = [made for whose, made in earlier if whose == job_id and made is not None]
+        gpus = changes.get("gpus", {})
+        if job.elastic == "none" and gpus.get("min") != gpus.get("max"):
+            problems.append(Problem(source, None, "", "it is not elastic, so it has one number of GPUs"))
+            continue
+        try:
+            for each in (*own, changes):
+                job = updated(job, each)
+        except ValidationError as error:
+            problems += problems_of(error, source)
+        else:
+            found.append(job)
+            problems += job_problems(job, source, looks=False)
+    if problems:
+        raise BadInputError(problems)
+    if dirs.cluster.exists():
+        check_against(dirs, found, "update")
 
 
 def order_nodes(

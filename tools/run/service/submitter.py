@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import LONGEST_TEXT, Job
+from pliant.schemas.output_files import output_file, pattern_fault
 from pliant.tools.profile.torchrun.start import child_environment, small_environment
+from pliant.tools.run.backends.contain import OF_HOST
 
 ALL: Final = "all"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -27,7 +32,9 @@ def with_variables(job: Job, asked: Sequence[str], here: Mapping[str, str]) -> J
         name, stated, value = text.partition("=")
         if text == ALL:
             found |= {
-                name: value for name, value in child_environment(here, {}).items() if _passes(name, value)
+                name: value
+                for name, value in child_environment(here, {}).items()
+                if _passes(name, value) and not (job.container is not None and name in OF_HOST)
             }
             continue
         if not _NAME.fullmatch(name):
@@ -70,9 +77,52 @@ def without(job: Job, names: Collection[str]) -> Job:
     return job if len(kept) == len(job.env) else job.model_copy(update={"env": kept})
 
 
+def with_output(job: Job, output: str | None, error: str | None) -> Job:
+    """A job whose output goes to the files that ``--output`` and ``--error`` name.
+
+    :raises UsageError: they name none.
+    """
+    found = {"output": output, "error": error}
+    stated = {name: pattern for name, pattern in found.items() if pattern is not None}
+    for name, pattern in stated.items():
+        if (fault := pattern_fault(pattern)) is not None:
+            raise UsageError(f"--{name} {pattern}: {fault}")
+    return job.model_copy(update=stated) if stated else job
+
+
+def output_obstacle(job: Job) -> str | None:
+    """Why the files of its output cannot be written, as a clause. Returns None if they can, seen from here.
+
+    :param job: with its folder written out.
+    """
+    for pattern in filter(None, (job.output, job.error)):
+        path = Path(output_file(pattern, job, attempt=1, node="", rank=0, user=job.user))
+        above = next((folder for folder in path.parents if folder.exists()), Path("/"))
+        if path.is_dir() or not above.is_dir():
+            return f"{path if path.is_dir() else above} is {'a' if path.is_dir() else 'no'} folder"
+        if not os.access(path if path.exists() else above, os.W_OK):
+            return f"{path} cannot be written: {os.strerror(errno.EACCES).lower()}"
+    return None
+
+
+def shared_files(jobs: Iterable[Job]) -> list[tuple[str, int]]:
+    """(path, number of jobs) of each output file that several of these jobs write to."""
+    paths = [
+        {output_file(each, job, attempt=1, node="*", rank="*", user=job.user) for each in patterns}
+        for job in jobs
+        if (patterns := [*filter(None, (job.output, job.error))])
+    ]
+    return [(path, count) for path, count in Counter(chain.from_iterable(paths)).items() if count > 1]
+
+
 def of_submitter(job: Job, here: Mapping[str, str]) -> Job:
     """A job with the small environment of its submitter, and the Python that is active there."""
-    small = {name: value for name, value in small_environment(here).items() if _passes(name, value)}
+    unseen = OF_HOST if job.container is not None else ()
+    small = {
+        name: value
+        for name, value in small_environment(here).items()
+        if _passes(name, value) and name not in unseen
+    }
     changed: dict[str, object] = {"env": {**small, **job.env}}
     if job.own_python is None and job.command and (python := active_python(here)) is not None:
         changed["python"] = python

@@ -96,6 +96,8 @@ class StateDir(Folder):
     """Submissions, cancellations and orders that the log does not hold yet."""
     jobs = Inside("jobs")
     """The folder of the jobs' folders."""
+    code = Inside("code")
+    """Copies of code that jobs run from (``pliant submit --snapshot``)."""
     kept = Inside(KEPT)
     """The launcher's own files of each job, if several accounts share the run: else they are with the job."""
     door = Inside("door")
@@ -285,8 +287,8 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 def _is_its(dirs: StateDir, path: Path) -> bool:
     """Whether a path is part of the state directory, and not a foreign file beside it."""
     files = (dirs.events, dirs.snapshot, dirs.cluster, dirs.profile, dirs.schedule)
-    own = (dirs.path, dirs.spool, dirs.jobs, dirs.kept, *files, dirs.version, dirs.lock, dirs.run_log)
-    return path.parent == dirs.jobs or path in own
+    folders = (dirs.path, dirs.spool, dirs.jobs, dirs.code, dirs.kept)
+    return path.parent == dirs.jobs or path in (*folders, *files, dirs.version, dirs.lock, dirs.run_log)
 
 
 def _check_owner(path: str, found: os.stat_result, wanted: int) -> None:

@@ -17,12 +17,13 @@ import os
 import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from pliant.schemas.checks import constraint_of
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.documents import parse_jobs
@@ -35,21 +36,24 @@ from pliant.schemas.file_io.record import (
     PlainText,
     PositiveFloat,
     Record,
+    problems_of,
 )
 from pliant.schemas.io import write_jobs
-from pliant.schemas.job import Job
+from pliant.schemas.job import Changes, Job, updated
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, make_own, read_own, unusable
 from pliant.tools.run.statedir.failures import may_pass
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
-from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 
-JobAction = Literal["hold", "release", "priority"]
+JobAction = Literal["hold", "release", "priority", "update", "requeue"]
 NodeAction = Literal["drain", "resume"]
 _EVENTS: Final[dict[JobAction | NodeAction, EventName]] = {
     "hold": "hold",
     "release": "unhold",
     "priority": "priority",
+    "update": "update",
+    "requeue": "requeue",
     "drain": "drain",
     "resume": "undrain",
 }
@@ -80,6 +84,10 @@ class Order(Record):
     """UTC seconds, by the clock of that time."""
     priority: BoundedFloat | None = None
     """The new one, of ``priority``."""
+    changes: Changes | None = None
+    """Of ``update``."""
+    from_start: bool = False
+    """Whether it forgets its checkpoints, of ``requeue``."""
     reason: PlainText = ""
     """Why, of ``drain``."""
     now: bool = False
@@ -94,6 +102,8 @@ class Order(Record):
             raise ValueError(f"{self.action!r} is about a {'node' if of_a_node else 'job'}")
         if (self.priority is None) == (self.action == "priority"):
             raise ValueError("an order of a priority, and no other one, states a priority")
+        if (self.changes is None) == (self.action == "update"):
+            raise ValueError("an order to update a job, and no other one, states changes")
         return self
 
     @property
@@ -101,7 +111,8 @@ class Order(Record):
         """The end of "alice has ordered to …"."""
         if self.priority is not None:
             return f"give it priority {self.priority:g}"
-        return f"{self.action} {'it' if self.node is None else f'node {self.node}'}"
+        start = " from the start" if self.from_start else ""
+        return f"{self.action} {'it' if self.node is None else f'node {self.node}'}{start}"
 
 
 class Numbered(NamedTuple):
@@ -111,15 +122,53 @@ class Numbered(NamedTuple):
     order: Order
 
 
+_SAID: Final = {"user", "uid", "node", "priority", "reason", "now", "changes", "from_start"}
+
+
 def order_event(number: int, order: Order, time_s: float) -> Event:
     """The event that executes an order; ``number`` is that of its file."""
-    said = order.model_dump(
-        include={"user", "uid", "node", "priority", "reason", "now"}, exclude_defaults=True
-    )
+    said = order.model_dump(include=_SAID, exclude_defaults=True)
     detail: dict[str, Any] = {**said, "order": number}
     if order.within_s is not None:
         detail["until"] = order.asked_s + order.within_s
-    return Event(time_s, _EVENTS[order.action], order.job, detail=detail)
+    if order.action != "requeue":
+        return Event(time_s, _EVENTS[order.action], order.job, detail=detail)
+    detail["reason"] = f"requeued by {order.user}{' to begin at the start' if order.from_start else ''}"
+    samples = 0.0 if order.from_start else None
+    return Event(time_s, "requeue", order.job, gpus=0, placement=(), samples_done=samples, detail=detail)
+
+
+def order_events(
+    number: int, order: Order, time_s: float, log: RunLog, *, rigid: bool = False
+) -> list[Event]:
+    """As :func:`order_event`; a job that cannot go on as it runs is stopped after an update.
+
+    :param rigid: the policy gives each job the GPUs that it requests.
+    """
+    event, found = order_event(number, order, time_s), log.jobs.get(order.job or "")
+    if order.changes is None or found is None:
+        return [event]
+    try:
+        job = updated(found.job, order.changes)
+    except ValidationError as error:  # it has changed since the order was checked
+        what = str(problems_of(error, found.job.id)[0])
+        _log.warning("job %s stays as it is, an update no longer fits: %s", found.job.id, what)
+        return [replace(event, detail={**(event.detail or {}), "changes": {}})]
+    as_asked = not rigid or found.gpus == job.gpus.requested
+    if not found.gpus or (as_asked and _goes_on(found, job, log)):
+        return [event]
+    detail = {"reason": f"updated by {order.user}: it starts again as it is to be now"}
+    return [event, Event(time_s, "requeue", order.job, gpus=0, placement=(), detail=detail)]
+
+
+def _goes_on(found: JobLog, job: Job, log: RunLog) -> bool:
+    """Whether a running job may keep what it holds after an update."""
+    if job.batch != found.job.batch or found.gpus not in job.sizes(found.gpus):
+        return False
+    nodes = [] if log.info is None else log.info.cluster.expanded()
+    constraint = constraint_of(job, {node.gpu_type for node in nodes})
+    held = dict(found.placement)
+    return constraint is None or all(constraint.allows(node) for node in nodes if node.name in held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +208,7 @@ class Request:
         if self.order is not None:
             job_id = self.order.job
             has_ended = job_id is not None and job_id in log.jobs and job_id not in log.active
-            return self.number in log.executed or has_ended
+            return self.number in log.executed or (has_ended and self.order.action != "requeue")
         return all(job.id in log.jobs for job in self.jobs) and not any(
             job_id in log.active for job_id in self.cancelled
         )
@@ -382,16 +431,19 @@ def unheard(
         order = request.order
         if order is None or request.number in log.executed or order.job in cancelled:
             continue
-        if order.job is None or order.job in log.active or order.job in arrived:
+        may_have_ended = order.action == "requeue" and order.job in log.jobs
+        if order.job is None or order.job in log.active or order.job in arrived or may_have_ended:
             yield Numbered(request.number, order)
 
 
-def requested(requests: Iterable[Request], log: RunLog, now_s: float) -> list[Event]:
+def requested(requests: Iterable[Request], log: RunLog, now_s: float, *, rigid: bool = False) -> list[Event]:
     """What the next run will write into the log of what was asked for until ``now_s``."""
-    return [_event(it, now_s) for it in unheard(requests, log, now_s)]
+    return [event for it in unheard(requests, log, now_s) for event in _events(it, log, now_s, rigid=rigid)]
 
 
-def _event(asked: Job | str | Numbered, now_s: float) -> Event:
+def _events(asked: Job | str | Numbered, log: RunLog, now_s: float, *, rigid: bool) -> list[Event]:
     if isinstance(asked, Job):
-        return submit_event(asked, min(now_s, asked.submit_time))
-    return cancel_event(asked, now_s) if isinstance(asked, str) else order_event(*asked, now_s)
+        return [submit_event(asked, min(now_s, asked.submit_time))]
+    if isinstance(asked, str):
+        return [cancel_event(asked, now_s)]
+    return order_events(*asked, now_s, log, rigid=rigid)

@@ -19,6 +19,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter, LogReader
 from pliant.schemas.file_io.files import remove_temporaries
 from pliant.schemas.io import write_schedule
+from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import EPOCH_LIKE_S, counted, did_you_mean
 from pliant.tools.run.statedir.contract.folders import PRIVATE
@@ -33,6 +34,7 @@ from pliant.tools.run.statedir.directory import (
     unusable,
 )
 from pliant.tools.run.statedir.failures import may_pass
+from pliant.tools.run.statedir.log.events import with_loss
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import mend
 from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding, records_kept_small, renew_snapshot
@@ -186,7 +188,7 @@ class State:
 
         :raises ServiceMissingError: the disk is full or broken; none of the events is recorded.
         """
-        batch = tuple(with_progress(event, self.log) for event in events)
+        batch = tuple(with_loss(with_progress(event, self.log), self.log) for event in events)
         if not batch:
             return
         self._writer.append(batch)
@@ -246,6 +248,18 @@ def size_and_time(dirs: StateDir) -> tuple[int, float]:
     except FileNotFoundError:
         return 0, 0.0
     return found.st_size, found.st_mtime
+
+
+def newest_by_name(jobs: Iterable[Job]) -> dict[str, str]:
+    """The ids that names mean which were used again: their newest job, and the first one as ``NAME-1``.
+
+    :param jobs: in order of their submissions.
+    """
+    listed = list(jobs)
+    found = {job.name: job.id for job in listed if job.name is not None}
+    ids = {job.id for job in listed} if found else set()
+    firsts = {f"{name}-1": name for name in found if name in ids}
+    return found | {first: name for first, name in firsts.items() if first not in ids}
 
 
 def no_such_job(state: Path, unknown: Sequence[str], known: Collection[str], undone: str = "") -> UsageError:

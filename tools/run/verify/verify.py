@@ -123,6 +123,8 @@ def verify_all(jobs: Sequence[Job], source: str, part: Part, say: Callable[[str]
     require("torch", "pliant verify trains")
     others = [job.id for job in jobs if not job.changes_in_place]
     elastic = [at_home(job, Path.cwd()) for job in jobs if job.changes_in_place]
+    if contained := [job.id for job in elastic if job.container is not None]:
+        raise UsageError(f'job "{contained[0]}" runs in a container: run pliant verify inside of the image')
     scripts = {(job.command, job.workdir): job for job in reversed(elastic)}
     check_runnable(scripts.values(), source)
     if part.slots == "gpu" and (count := len(visible_gpus(os.environ))) < 2:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from typing import Any, Final
 from pliant.schemas.checks import amount_text
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
+from pliant.schemas.output_files import output_file
 from pliant.schemas.text import (
     Column,
     between_text,
     clock_text,
     counted,
     fitted,
+    in_gpu_hours,
     in_gpus,
     iso_time,
     one_line,
@@ -34,9 +37,10 @@ from pliant.schemas.text import (
 )
 from pliant.tools.profile.torchrun.start import last_lines
 from pliant.tools.run.statedir.contract.as_user import files_of
-from pliant.tools.run.statedir.contract.folders import MOST_NAMES
-from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.contract.folders import LATEST, MOST_NAMES
+from pliant.tools.run.statedir.directory import StateDir, account_name
 from pliant.tools.run.statedir.log.fold import JobLog
+from pliant.tools.run.watch.attempt_code import CodeRecord, code_facts, code_fields
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.output import Shown, seen_of
 from pliant.tools.run.watch.screen import progress, starts_next, until
@@ -62,17 +66,23 @@ _STOPS: Final = {
     "cancel": "cancelled",
     "reject": "rejected",
 }
-_ORDERS: Final = {"hold": "held", "unhold": "let go", "priority": "given priority {priority:g}"}
+_ORDERS: Final = {
+    "hold": "held",
+    "unhold": "let go",
+    "priority": "given priority {priority:g}",
+    "update": "updated",
+}
 SOURCES: Final[Mapping[Source, str]] = {
     "measured": "at measured speeds",
     "profile": "at speeds of the profile",
     "stated": "by the GPU time that jobs state",
 }
 _LABEL: Final = 10
-SCHEMA: Final = "pliant.status/1.5"
+SCHEMA: Final = "pliant.status/1.6"
 """1.1 adds what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log
 is ahead of the clock; 1.3 the state ``ending``; 1.4 the ``exit_code``;
-1.5 the ``signal``, and the state ``timed out``."""
+1.5 the ``signal``, and the state ``timed out``; 1.6 the ``name``, ``lost_gpu_hours``, ``output``, ``error``,
+and of one job its ``code``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,8 @@ def _happened(event: Event) -> Happened | None:
             reason, policys = "", reason
     elif event.event in _STOPS:
         words = _STOPS[event.event]
+        if (lost := detail.get("lost_gpu_hours")) is not None:
+            words += f", {in_gpu_hours(3600 * lost)} lost"
         if event.event == "preempt":
             reason, policys = "", reason
     elif event.event == "submit":
@@ -182,6 +194,7 @@ def job_page(
     now_s: float,
     *,
     state: Path,
+    code: Sequence[CodeRecord] = (),
     use: tuple[float | None, int | None] | None = None,
     width: int | None = None,
     explain: bool = False,
@@ -189,6 +202,7 @@ def job_page(
     """A job for its owner; ``now_s`` is UTC.
 
     :param state: the state directory, as the user names it.
+    :param code: what was recorded of its attempts.
     :param use: what :func:`measured` says of it; None: it is measured there.
     :param width: of the terminal, in columns; None breaks no line.
     :param explain: add what the policy says.
@@ -197,6 +211,9 @@ def job_page(
     if use is None:
         use = measured(StateDir(state), job.log) if job.log.gpus else (None, None)
     facts = [*_facts(job, status, now_s, state, use, explain=explain), ("workers", _losses(happened))]
+    if code or job.log.job.output or job.log.job.error:
+        facts += output_paths(job, state, code[-1].attempt if code else None).items()
+    facts += code_facts(code)
     lines += fact_lines(facts, width)
     if happened:
         lines += ["", "history", *history_lines(happened, now_s, width, explain=explain)]
@@ -204,6 +221,17 @@ def job_page(
     if last:
         lines += ["", "last error lines", *fitted((f"  {line}" for line in last), width)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def output_paths(job: JobStatus, state: Path, attempt: int | None = None) -> dict[str, str]:
+    """The files that its output goes to, or the folder of them, with ``*`` for what is not one alone."""
+    log, paths = job.log, dict[str, str]()
+    for kind, pattern in (("output", log.job.output), ("error", log.job.error)):
+        if pattern is not None:
+            user = account_name(os.geteuid() if log.uid is None else log.uid)
+            number = attempt or "*"
+            paths[kind] = output_file(pattern, log.job, attempt=number, node="*", rank="*", user=user)
+    return paths or {"output": str(StateDir(state).jobs / job.id / LATEST / "logs")}
 
 
 def fact_lines(facts: Iterable[tuple[str, str]], width: int | None) -> list[str]:
@@ -367,11 +395,15 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
     return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def job_fields(job: JobStatus) -> dict[str, Any]:
-    """One job. Every field is always present; null means unknown or not applicable."""
-    log, between = job.log, job.expected.between_s
+def job_fields(job: JobStatus, state: Path) -> dict[str, Any]:
+    """One job. Every field is always present; null means unknown or not applicable.
+
+    :param state: the state directory, as the user names it.
+    """
+    log, between, files = job.log, job.expected.between_s, output_paths(job, state)
     return {
         "id": job.id,
+        "name": log.job.name or job.id,
         "state": job.state,
         "why": job.why,
         "gpus": log.held_gpus,
@@ -400,10 +432,13 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "jobs_ahead": job.expected.jobs_ahead,
         "reserved": [_span(span) for span in job.reserved],
         "failures": log.failures,
+        "lost_gpu_hours": log.lost_gpu_s / 3600,
         "retries": log.retries,
         "exit_code": log.exit_code,
         "signal": signal_name(log.exit_code),
         "policy_says": job.policy_says,
+        "output": files.get("output"),
+        "error": files.get("error"),
     }
 
 
@@ -427,8 +462,16 @@ def _span(span: Reserved) -> dict[str, Any]:
     }
 
 
-def described_fields(job: JobStatus, happened: Iterable[Happened], errors: Sequence[str]) -> dict[str, Any]:
-    return {**job_fields(job), "history": history_fields(happened), "error_lines": list(errors)}
+def described_fields(
+    job: JobStatus,
+    state: Path,
+    happened: Iterable[Happened],
+    errors: Sequence[str],
+    code: Sequence[CodeRecord] = (),
+) -> dict[str, Any]:
+    paths = output_paths(job, state, code[-1].attempt) if code else {}
+    about = {"history": history_fields(happened), "error_lines": list(errors), **code_fields(code)}
+    return {**job_fields(job, state), **paths, **about}
 
 
 def history_fields(happened: Iterable[Happened]) -> list[dict[str, Any]]:

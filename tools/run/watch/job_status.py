@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Final
 
 from pliant.schemas.cluster import OTHERS, Shares
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.job import Job
-from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
+from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpu_hours, in_gpus, span_text
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, awaited
 from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.run.watch.status import Status, measured_ends
@@ -46,6 +47,8 @@ class JobStatus:
     brief: str = ""
     policy_says: str = ""
     expected: StartPrediction = field(default=_NOTHING)
+    limit_s: float = inf
+    """When a limit of its own ends it at the latest, as it is now."""
     reserved: tuple[Reserved, ...] = ()
     """What it is to hold from now on, if the policy plans that."""
     team: str = ""
@@ -76,7 +79,10 @@ class JobStatus:
             return None
         if self.retry_s is not None:
             return self.retry_s
-        return self.expected.end_s if self.log.gpus else self.expected.start_s
+        if not self.log.gpus:
+            return self.expected.start_s
+        known = [at_s for at_s in (self.expected.end_s, self.limit_s) if at_s is not None and at_s < inf]
+        return min(known, default=None)
 
     @property
     def progress(self) -> float | None:
@@ -156,6 +162,7 @@ def _status(
         _brief(job, prediction, status),
         status.reasons.get(job_id, ""),
         prediction,
+        job.next_limit(now_s)[0],
         tuple(span for span in status.reserved.get(job_id, ()) if span.until_s > now_s),
     )
 
@@ -199,16 +206,32 @@ def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, stat
         if job.idle is not None:
             since_s, used = job.idle
             parts.append(f"idle: {100 * used:.0f} % of its slots used, as of {clock_text(since_s, now_s)}")
+        limit_s = job.next_limit(now_s)[0]
+        if limit_s < inf and (expected.end_s is None or limit_s < expected.end_s):
+            parts.append("its limit ends it then")
         for slot, (since_s, times) in sorted(job.stragglers.items()):
             parts.append(
                 f"slow worker: {slot} needs {times:.1f} times as long, as of {clock_text(since_s, now_s)}"
             )
-        return "; ".join([*parts, *filter(None, [job.trouble])])
+        return "; ".join([*parts, *filter(None, [job.trouble, _lost(job)])])
     if job.retry_s is not None:
-        return _retry(job, now_s)
+        return "; ".join(filter(None, [_retry(job, now_s), _lost(job)]))
     kept = _kept_back(job, status)
     waits = [kept] if kept else [_waits_for(job, expected, others), *_out_of_service(status)]
-    return "; ".join(filter(None, [*waits, job.trouble, status.log.policy_error]))
+    return "; ".join(filter(None, [*waits, job.trouble, _lost(job), status.log.policy_error]))
+
+
+def _lost(job: JobLog) -> str:
+    """What stops have cost a job that cannot save; empty if nothing."""
+    return f"stops have lost {in_gpu_hours(job.lost_gpu_s)}" if job.lost_gpu_s else ""
+
+
+def lost_on(jobs: Iterable[JobLog], nodes: Collection[str], now_s: float) -> dict[str, float]:
+    """GPU seconds that jobs on these nodes lose if they have to leave, by their ids; none of those that can
+    save.
+    """
+    there = [job for job in jobs if any(name in nodes for name, _ in job.placement)]
+    return {job.job.id: lost_s for job in there if (lost_s := job.unsaved_gpu_s(now_s))}
 
 
 def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
@@ -273,7 +296,7 @@ def _brief(job: JobLog, expected: StartPrediction, status: Status) -> str:
     """:func:`_why` in brief; empty if there is more to say about the job."""
     if job.job.id in status.over:
         return "ended, to be recorded"
-    waits = not (job.gpus or job.held or job.trouble or job.retry_s is not None)
+    waits = not (job.gpus or job.held or job.trouble or job.lost_gpu_s or job.retry_s is not None)
     asked = job.job.id in status.cancelled or job.job.id in status.ordered
     if not waits or asked or _kept_back(job, status):
         return ""

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import ENDS, Event
 from pliant.schemas.file_io.events import LogReader, event_lines
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.text import counted
+from pliant.tools.run.backends.protocol import Handle, read_record
 from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.directory import StateDir, check_job, check_seen
@@ -34,6 +35,7 @@ _THIN: Final = frozenset({"progress", "epoch"})
 Shown = Callable[[Event], Event | None]
 """What a reader sees of an event; None if it sees nothing of it."""
 _POLL_S: Final = 0.5
+_WORKERS: Final = "--nproc-per-node="
 _log = logging.getLogger("pliant")
 
 
@@ -176,19 +178,27 @@ class _Log:
 
 
 def job_output(
-    state: Path, job_id: str, *, follow: bool = False, lines: int | None = None
+    state: Path,
+    job_id: str,
+    *,
+    follow: bool = False,
+    lines: int | None = None,
+    attempt: int | None = None,
+    rank: int | None = None,
 ) -> Iterator[bytes]:
-    """Output of the newest attempt in pieces, each file under a headline; with ``follow`` until the job ends.
+    """Output of an attempt in pieces, each file under a headline; with ``follow`` until the job ends.
 
     While following, it yields empty pieces between looks, so that its reader can act.
 
     :param lines: begin with this many of the last lines of each existing file; None for all.
-    :raises UsageError: no such state directory, or no such job in it.
+    :param attempt: its number; None for the newest one, and for those that follow.
+    :param rank: of the only worker; None for all of them.
+    :raises UsageError: no such state directory, or no such job, attempt or worker in it.
     """
     dirs = StateDir(state)
     _check_known(dirs, job_id)
     check_job(dirs, job_id)
-    output, ends = JobOutput(dirs, job_id, lines), Tail(dirs.events, only=ENDS)
+    output, ends = JobOutput(dirs, job_id, lines, attempt, rank), Tail(dirs.events, only=ENDS)
     while follow and all(event.job != job_id for event in ends.read()):
         yield from output.fresh()
         yield b""
@@ -225,24 +235,55 @@ def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[JobLog | None]:
 
 
 class JobOutput:
-    """What a job prints from its newest attempt on: each byte once, also across attempts."""
+    """What a job prints from its newest attempt on: each byte once, also across attempts.
 
-    def __init__(self, dirs: StateDir, job_id: str, lines: int | None) -> None:
+    :param attempt: the only attempt whose output it is.
+    :param rank: of the only worker whose output it is.
+    :raises UsageError: there is no such attempt, or no such worker in it.
+    """
+
+    def __init__(
+        self,
+        dirs: StateDir,
+        job_id: str,
+        lines: int | None,
+        attempt: int | None = None,
+        rank: int | None = None,
+    ) -> None:
         self._dirs = dirs
         self._job_id = job_id
+        self._only, self._rank = attempt, rank
         self._attempt = self._newest()
         self._files: dict[Path, OutputFile] = {}
         self._shown: Path | None = None
+        self._check()
         if lines is not None:
-            for path in output_files(dirs.job(job_id).attempt(self._attempt)):
+            for path in self._paths(self._attempt):
                 self._files[path] = self._output(path)
                 self._files[path].skip_all_but(lines)
+
+    def _check(self) -> None:
+        job = self._dirs.job(self._job_id)
+        if self._only is not None and not 1 <= self._only <= (newest := job.newest_attempt()):
+            has = counted(newest, "attempt") if newest else "not been started"
+            raise UsageError(f"--attempt {self._only}: job {self._job_id} has {has}")
+        if self._rank is None:
+            return
+        workers = number_of_workers(Handle.of(job, self._attempt))
+        if workers and self._rank >= sum(workers):
+            text = f"attempt {self._attempt} of job {self._job_id} has {counted(sum(workers), 'worker')}"
+            raise UsageError(f"--rank {self._rank}: {text}, numbered from 0")
+
+    def _paths(self, attempt: int) -> list[Path]:
+        job = self._dirs.job(self._job_id)
+        found = output_files(job.attempt(attempt))
+        return found if self._rank is None else files_of_rank(Handle.of(job, attempt), found, self._rank)
 
     def fresh(self) -> Iterator[bytes]:
         """What was printed since the last call, beginning with the rest of the attempt shown last."""
         newest = self._newest()
         for number in range(self._attempt, newest + 1):
-            for path in output_files(self._dirs.job(self._job_id).attempt(number)):
+            for path in self._paths(number):
                 yield from self._rest(path)
         self._attempt = newest
 
@@ -257,12 +298,38 @@ class JobOutput:
         return OutputFile(path, self._dirs.job(self._job_id))
 
     def _newest(self) -> int:
-        return max(1, self._dirs.job(self._job_id).newest_attempt())
+        return self._only or max(1, self._dirs.job(self._job_id).newest_attempt())
 
 
 def output_files(attempt: AttemptDir) -> list[Path]:
     with files_of(attempt):
         return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
+
+
+def number_of_workers(handle: Handle) -> list[int]:
+    """How many workers each unit of an attempt has, in order of their ranks; empty if that is not known."""
+    try:
+        record = read_record(handle)
+    except PliantError:
+        return []
+    words = [
+        [word for word in unit.argv if word.startswith(_WORKERS)] for unit in (record.units if record else ())
+    ]
+    return [int(found[0].removeprefix(_WORKERS)) if found else 1 for found in words]
+
+
+def files_of_rank(handle: Handle, paths: Sequence[Path], rank: int) -> list[Path]:
+    """The files of one worker, named UNIT/…/NUMBER_IN_IT/stdout.log below the folder of output."""
+    workers, unit = number_of_workers(handle), 0
+    while unit < len(workers) and rank >= workers[unit]:
+        rank, unit = rank - workers[unit], unit + 1
+    folders = [path.relative_to(handle.files.logs).parts for path in paths]
+    wanted = str(unit if workers else rank), str(rank if workers else 0)
+    return [
+        path
+        for path, parts in zip(paths, folders, strict=True)
+        if (parts[0], parts[-2:-1]) == (wanted[0], (wanted[1],))
+    ]
 
 
 def _note(gone: int) -> bytes:

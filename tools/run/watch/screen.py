@@ -294,9 +294,10 @@ def _seconds(to_s: float | None, from_s: float) -> str:
 
 def trouble(events: Iterable[Event]) -> Iterator[str]:
     for event in events:
-        reason = (event.detail or {}).get("reason")
-        if event.event in _WORDS and event.job is not None and reason:
-            yield f"job {event.job} {_WORDS[event.event]}: {reason}"
+        detail = event.detail or {}
+        if event.event in _WORDS and event.job is not None and (reason := detail.get("reason")):
+            words = "timed out" if detail.get("timed_out") else _WORDS[event.event]
+            yield f"job {event.job} {words}: {reason}"
 
 
 class Screen:

@@ -53,7 +53,7 @@ from pliant.tools.schedule.decide import (
 from pliant.tools.schedule.from_log import SessionFold, session_for_run
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
-from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import node_of
@@ -395,16 +395,22 @@ def live_session(
     :param question: another policy than the one that decides there.
     :param cluster: another cluster than the one that the run has; the policy then sees the whole history.
     """
-    asked = requested(requests, view.log, now_s)
+    question = question or policy_in_use(view.log.info, schedule)
+    asked = requested(requests, view.log, now_s, rigid=_is_rigid(question, requests))
     more = [*reported(dirs, view.log, now_s), *asked]
     if cluster is not None and schedule is not None:
         schedule = schedule.model_copy(update={"policy_state": None})
     past = history(view, now_s, more, schedule, str(dirs.events))
-    question = question or policy_in_use(view.log.info, schedule)
     session, profile = session_from_history(past, question, now_s=now_s, cluster=cluster)
     new = [event.job for event in asked if event.event == "submit" and event.job]
     turn_away_unfit(session, new, now_s)
     return session, profile
+
+
+def _is_rigid(question: Question, requests: Iterable[Request]) -> bool:
+    """Whether updates of jobs meet a policy that gives each the GPUs that it requests."""
+    updates = any(each.order is not None and each.order.changes is not None for each in requests)
+    return updates and policy_class(question.policy).elasticity == "none"
 
 
 def policy_in_use(info: RunInfo | None, schedule: Schedule | None) -> Question:
@@ -461,7 +467,7 @@ def decide_between_runs(
         raise UsageError(f"{state} holds no run: name its --cluster to begin one")
     clock.not_before(log.last_s, found.quiet_s)
     at_s = clock() if now_s is None else now_s
-    asked = requested(found.requests, log, at_s)
+    asked = requested(found.requests, log, at_s, rigid=_is_rigid(question, found.requests))
     newest = reported(at, log, at_s) if now_s is None else []
 
     rows, kept = (

@@ -115,15 +115,9 @@ class ClusterState:
         alike = None if form is None else self._alike.get(form)
         if alike is not None and self.capacities.constraint_of(job) is not None:  # by its label
             alike = None
-        state = job_state(job, self.speeds, alike)
+        state = self._state_of(job, alike)
         if not state.requested:
             self.commands.on_cpus[job_id] = True
-        elif alike is None and (state.takes_room or state.types is not None):
-            room = self.capacities.room_for(job)
-            state.room, state.barred, state.kind = room.by_type, room.barred, None
-            if state.barred or state.takes_room:
-                state.any_node, state.room_by_node = False, room.by_node
-            self._look_at_room([state])
         self.jobs[job_id] = state
         now_s, arrived_s = self._at(time_s), state.arrival[0]
         arrived_s = now_s if now_s < arrived_s else arrived_s
@@ -139,6 +133,16 @@ class ClusterState:
             plain = state.room is None and keeps_batch and state.requested
             if form is not None and plain and len(self._alike) < _MOST_FORMS:
                 self._alike[form] = state
+        return state
+
+    def _state_of(self, job: Job, alike: JobState | None = None) -> JobState:
+        state = job_state(job, self.speeds, alike)
+        if alike is None and state.requested and (state.takes_room or state.types is not None):
+            room = self.capacities.room_for(job)
+            state.room, state.barred, state.kind = room.by_type, room.barred, None
+            if state.barred or state.takes_room:
+                state.any_node, state.room_by_node = False, room.by_node
+            self._look_at_room([state])
         return state
 
     def take_up(self, job: Job, time_s: float) -> JobState | None:
@@ -190,6 +194,18 @@ class ClusterState:
                 self.end(job_id, time_s, outcome)
             found |= hopeless
         return found
+
+    def revive(self, job_id: str, time_s: float) -> None:
+        """A job that has ended waits again. One that was never taken up is left as it is.
+
+        :raises KeyError: no such job has ended.
+        """
+        if self.ended[job_id].total_samples is None and self.fell.get(job_id) == "rejected":
+            return
+        state, time_s = self.ended.pop(job_id), self._at(time_s)
+        self.fell.pop(job_id, None)
+        self.jobs[job_id] = state
+        self._arrive(state, time_s)
 
     def lose(self, job_id: str, time_s: float) -> JobState:
         """A job lost its GPUs without the policy's doing (crash, node gone) and waits again."""
@@ -266,7 +282,7 @@ class ClusterState:
         for job in demanding:
             job.room_now = job.room if capacities is None else capacities.room(job.spec)
 
-    # Operators command: jobs held, priorities.
+    # Operators command: jobs held and updated, priorities.
 
     def hold_back(self, job_id: str, time_s: float, by: str) -> None:
         """A job gives up its GPUs at the next decision and gets none; the policy sees it cancelled.
@@ -303,6 +319,24 @@ class ClusterState:
         elif job.gpus:
             self._train_at(job, self._rate(job), time_s)
         self._note("batch", time_s, job=job)
+
+    def update(self, job_id: str, time_s: float, spec: Job) -> None:
+        """A job asks for something else from now on; the policy sees it cancelled, and arrive again.
+
+        :param spec: of the same work; what it holds stays. One that makes no sense here changes nothing.
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self.jobs[job_id], self._at(time_s)
+        try:
+            new = self._state_of(self.capacities.without_what_never_fits(spec))
+        except (BadInputError, ArithmeticError):  # it was checked when it was ordered, on the cluster then
+            return
+        self._note("cancelled", time_s, job=job)
+        job.take_spec(new)
+        if job_id in self.commands.held or job_id in self.commands.bound:
+            return
+        self.commands.let_in(job_id)
+        self._arrive(job, time_s)
 
     def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
         """Change the priority of a job.

@@ -278,9 +278,11 @@ class TeamParts:
     ) -> list[tuple[int, list[Holding]]]:
         """Jobs to stop for that many GPUs: each with the GPUs that it frees.
 
-        Those on borrowed GPUs alone before those that hold some of their owner's own, elastic ones before
-        rigid ones, of each kind the one that has run for the shortest time.
+        None that keeps its GPUs until it ends. Those on borrowed GPUs alone before those that hold some of
+        their owner's own, elastic ones before rigid ones, of each kind the one that has run for the shortest
+        time.
         """
+        kept = {job.id for claim in self._claims.values() for job in claim.running if job.stays}
         jobs: list[tuple[tuple[bool, bool, float, str], JobState, Owner]] = []
         borrowed: dict[Owner, int] = {}
         for owner in over:
@@ -289,7 +291,7 @@ class TeamParts:
             own = math.ceil(self._entitled[owner].own - _ROUNDING)
             borrowed[owner] = sum(claim.held.values()) - freed - own
             for job in claim.running:
-                if job.gpu_type == kind and job.counts_gpus:
+                if job.gpu_type == kind and job.counts_gpus and kept.isdisjoint((job.id, job.beside)):
                     straddles = job.gpus - self._freed_by(job, cuts) > borrowed[owner]
                     key = (straddles, not _resizable(job), -job.granted_s, job.id)
                     jobs.append((key, job, owner))
@@ -704,7 +706,7 @@ def _resizable(job: JobState) -> bool:
 
 
 def _shrinks(job: JobState) -> bool:
-    return _resizable(job) and job.beside is None and job.gpus > job.spec.min_gpus
+    return _resizable(job) and job.beside is None and job.gpus > job.spec.min_gpus and not job.stays
 
 
 def _earlier(one_s: float | None, other_s: float | None) -> float | None:

@@ -252,13 +252,25 @@ class _SavedState(JobState):
     def requested(self) -> int:  # type: ignore[override]  # it follows from what is looked up
         return self.spec.gpus.requested
 
+    @requested.setter
+    def requested(self, gpus: int) -> None:
+        del gpus
+
     @property
     def takes_room(self) -> bool:  # type: ignore[override]  # it follows from what is looked up
         return self.spec.takes_room
 
+    @takes_room.setter
+    def takes_room(self, takes: bool) -> None:
+        del takes
+
     @property
     def min_gpus(self) -> int:  # type: ignore[override]  # it follows from what is looked up
         return self.spec.min_gpus
+
+    @min_gpus.setter
+    def min_gpus(self, gpus: int) -> None:
+        del gpus
 
 
 def encode_state(state: JobState) -> bytes:

@@ -158,6 +158,11 @@ class Session(ClusterState):
         state.is_pinned = self._dwell.pins and not job.can_save
         return state
 
+    def update(self, job_id: str, time_s: float, spec: Job) -> None:
+        super().update(job_id, time_s, spec)
+        self.jobs[job_id].is_pinned = self._dwell.pins and not spec.can_save
+        self._outlasts_ends = False
+
     def decide(self, time_s: float) -> list[Transition]:
         """Ask the policy, check its answer, place it. Transitions that free GPUs come first.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 from pliant.schemas.checks import constraint_of
 from pliant.schemas.cluster import ANY_TYPE, Cluster, Preemptible
 from pliant.schemas.errors import PliantError
-from pliant.schemas.job import Gpus, Job
+from pliant.schemas.job import Gpus, Job, updated
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy, PolicyError
@@ -297,11 +297,12 @@ def _choices(kind: Any, default: Any) -> list[Any]:
 Factory = Callable[[], Policy]
 OpKind = Literal[
     "submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "hold_back", "let_go",
-    "prioritize", "drain", "resume", "wait",
+    "prioritize", "update", "revive", "drain", "resume", "wait",
 ]  # fmt: skip
 _KINDS: Final[tuple[OpKind, ...]] = (
     *("submit", "submit", "submit", "finish", "cancel", "lose"),
-    *("down", "up", "withdraw", "hold", "hold_back", "let_go", "prioritize", "drain", "resume", "wait"),
+    *("down", "up", "withdraw", "hold", "hold_back", "let_go", "prioritize", "update", "revive"),
+    *("drain", "resume", "wait"),
 )
 CLUSTERS: Final = (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2, 2, "b")))
 """Of one GPU type, and of two."""
@@ -356,9 +357,26 @@ def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
     if op.kind == "submit" and pool:
         each = pool.pop(op.index % len(pool))
         held.session.submit(each.model_copy(update={"submit_time": held.time_s}), held.time_s)
+    elif op.kind == "revive" and held.session.ended:
+        ended = sorted(held.session.ended)
+        held.session.revive(ended[op.index % len(ended)], held.time_s)
+        held.session.jobs[ended[op.index % len(ended)]].report_progress(held.time_s, 0.0)
     elif active:
         _happen_to_job(held, op, active[op.index % len(active)])
     _happen_to_node(held, op, held.session.nodes[op.index % len(held.session.nodes)].name)
+
+
+def _update(session: Session, job: JobState, op: Op, time_s: float) -> None:
+    """The job asks for another number of GPUs; it gives up what it may not keep, as in a run."""
+    replicas = 1 + op.index % 4
+    most = job.per_replica * replicas
+    least = most if job.spec.elastic == "none" else job.per_replica * min(replicas, 1 + op.index % 2)
+    gpus = {"requested": most, "min": least, "max": most, "sizes": None}
+    spec = updated(job.spec, {"gpus": gpus})
+    session.update(job.id, time_s, spec)
+    as_asked = session.policy.elasticity != "none" or job.gpus == most
+    if job.gpus and not (as_asked and job.gpus in spec.sizes(job.gpus)):
+        session.lose(job.id, time_s)
 
 
 def _happen_to_node(held: CheckedSession, op: Op, name: str) -> None:
@@ -387,6 +405,8 @@ def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
             session.let_go(sorted(session.commands.held)[op.index % len(session.commands.held)], time_s)
         case "prioritize":
             session.prioritize(job_id, time_s, op.index % 5 - 2.0)
+        case "update":
+            _update(session, session.jobs[job_id], op, time_s)
         case "lose":
             session.lose(job_id, time_s)
         case "finish":

@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script, launch
 from pliant.tools.profile.measuring.plan import MeasuringOptions
-from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, best_visits
 from pliant.tools.profile.measuring.run import measure
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from tests.builders import job
@@ -53,14 +51,6 @@ def quiet(_outcome: Outcome) -> None:
     pass
 
 
-def is_worker(process: psutil.Process) -> bool:
-    """Of a launch; other tests of this process may have helpers of their own."""
-    try:
-        return ENV_PROFILE in process.environ()
-    except psutil.Error:
-        return False
-
-
 def test_one_and_two_workers_with_a_limit_on_memory() -> None:
     """A sample of 80 MB fits a worker, eight do not: two or three batches are there at a time."""
     nodes = ({"name": "here", "gpus": 2, "gpu_type": "cpu", "gpu_memory": 900 * MEGABYTE},)
@@ -82,16 +72,6 @@ def test_one_and_two_workers_with_a_limit_on_memory() -> None:
     model = ThroughputBySize(profile)
     assert model.step_seconds("net", "cpu", (2,), 2, 1) == gang.step_seconds
     assert model.step_seconds("net", "cpu", (1,), 2, 1) == rows[1, 1, 2].step_seconds
-
-
-def test_a_crash_is_one_line_and_leaves_no_process() -> None:
-    request = QUICK.model_copy(update={"local_batches": (4, 8)})
-    with pytest.raises(JobsFailedError) as error:
-        launch(script("1", "4"), 2, request, quiet)
-    assert str(error.value).startswith(
-        'measuring model "net" on 2 workers: the script failed at local batch 8: KeyError:'
-    )
-    assert not any(map(is_worker, psutil.Process().children(recursive=True)))
 
 
 def test_a_script_of_the_elastic_library_is_measured_as_it_is(tmp_path: Path) -> None:

@@ -373,8 +373,8 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
     result = run(tmp_path, "slurm", path)
     (job,) = result.jobs
     assert (job.id, job.user, job.gpus.requested, gpu_seconds(job)) == ("7", "ann", 2, 100.0)
-    stated = "status=COMPLETED partition=gpu name=train gpu_type=a100 slurm_priority=5 time_limit=5400 constraint=nvlink"
-    assert job.labels == labels("slurm", f"{stated} runs=60-120")
+    stated = "status=COMPLETED partition=gpu name=train gpu_type=a100 slurm_priority=5 time_limit=5400"
+    assert job.labels == labels("slurm", f"{stated} constraint=nvlink runs=60-120")
     assert result.dropped == {"never started": 1}
     for document in ('{"jobs": [{}]}', '{"jobs": 7}', "{}"):
         (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))

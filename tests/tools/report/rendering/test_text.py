@@ -143,31 +143,6 @@ words = printed.filter(lambda text: narrowest(text) < 5)
 figures = st.floats(-1e9, 1e9).map(lambda value: f"{sections.number(value, 2)} (0.88×)")
 
 
-@st.composite
-def any_sections(draw: st.DrawFn) -> sections.Section:
-    keys = draw(st.integers(1, 2))
-    text_columns = draw(st.integers(keys, keys + 1))
-    columns = draw(st.integers(text_columns, text_columns + 6))
-    row = [words] * text_columns + [figures] * (columns - text_columns)
-    return sections.Section(
-        draw(words),
-        tuple(draw(words) for _ in range(columns)),
-        tuple(draw(st.lists(st.tuples(*row), max_size=4))),
-        text_columns,
-        tuple(draw(st.lists(words, max_size=3))),
-        keys,
-    )
-
-
-@given(any_sections(), widths)
-@settings(max_examples=examples(50), deadline=None)
-def test_no_line_is_too_wide_and_no_figure_is_broken(section: sections.Section, width: int) -> None:
-    text = drawn(section, width)
-    assert all(width_of(line) <= width for line in text.splitlines())
-    for row in section.rows:
-        assert all(cell in text for cell in row[section.text_columns :])
-
-
 names = st.text("abc-[] ü模", min_size=1, max_size=60)
 shown = st.builds(Shown, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 

@@ -37,7 +37,7 @@ def test_jobs_and_orders_bear_the_account_that_gave_them(run: Shared):
 
 
 def test_jobs_of_others_are_changed_by_operators_and_leads_alone(run: Shared):
-    orders = ("hold {}", "release {}", "priority {} 9", "cancel {}")
+    orders = ("hold {}", "release {}", "priority {} 9", "update {} --limit 9h", "requeue {}", "cancel {}")
     job = submitted(run, ADA, "b")
     until(lambda: run.events(job))
     before = run.events(job)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pliant.tools.run.elastic.membership.rendezvous import Lookout
 from tests.tools.run.elastic.alone import Alone
 from tests.tools.run.elastic.gang import SCRIPT, Gang
 
@@ -34,3 +35,19 @@ def nothing_left_behind() -> None:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
     return Alone(tmp_path, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def no_lookout_outlives_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A thread that a job in this process has begun would end the process once its worker is overtaken."""
+    lookouts: list[Lookout] = []
+    begin = Lookout.begin
+
+    def noted(lookout: Lookout) -> None:
+        lookouts.append(lookout)
+        begin(lookout)
+
+    monkeypatch.setattr(Lookout, "begin", noted)
+    yield
+    for each in lookouts:
+        each.end()

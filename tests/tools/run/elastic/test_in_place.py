@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from pliant.tools.run.statedir.contract.presence import life
 from tests.effort import THOROUGH
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.gang import ENDLESS, TORCHRUN, Gang, assert_same_weights, final, plain, seen
+from tests.tools.run.elastic.nursery import preload
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 SAMPLES = 47
-CHANGES = 100 if THOROUGH else 30
 KILLS = 8
 FORGOTTEN = "an exchange with a lost worker does not end"
 """What a worker says that ends itself because gloo lost its exchange, which it rarely does."""
@@ -76,52 +81,6 @@ def test_a_worker_that_comes_back_leaves(gang: Make, tmp_path: Path, away: int) 
     job.end()
     saved = same_weights_as_alone(job, tmp_path)
     assert job.outcome(1 - away).samples_done == saved["samples_done"]
-
-
-def test_agreement_survives_the_death_of_rank_0(gang: Make, tmp_path: Path) -> None:
-    job = gang(epochs=3, agree=True, hold_at=-2)
-    job.start(3)
-    job.until(lambda: len(list(tmp_path.glob("asks-1-*"))) == 3, "question")
-    job.signal(0, signal.SIGKILL)
-    job.publish([1, 2])
-    job.end()
-    ends = [job.outcome(number) for number in (1, 2)]
-    assert [(end.outcome, end.samples_done) for end in ends] == [("done", 3 * SAMPLES)] * 2
-    for epoch, workers, first in ((0, 3, "0-*"), (1, 2, "1-*"), (2, 2, "1-*")):
-        recorded = [json.loads(path.read_text()) for path in tmp_path.glob(f"agreed-{epoch}-*")]
-        (path,) = tmp_path.glob(f"agreed-{epoch}-{first}")
-        value = 1000.0 * epoch + json.loads(path.read_text())[0]
-        assert [answer[1:] for answer in recorded] == [[value, value + 0.5]] * workers
-
-
-def drawn(count: int, seed: int) -> Iterator[tuple[list[int], int]]:
-    """Changes one after the other: the workers' numbers, each used once, in order of rank; micro-steps."""
-    rng = np.random.default_rng(seed)
-    members, accum, started = [0], 1, 1
-    for _ in range(count):
-        kind = rng.choice(["grow", "shrink", "replace", "accumulate", "accumulate"])
-        if kind in ("shrink", "replace") and len(members) > 1:
-            members.remove(int(rng.choice(members)))
-        if kind in ("grow", "replace") and len(members) < 3:
-            members, started = [*members, started], started + 1
-        if kind == "accumulate":
-            accum = 3 - accum
-        yield list(members), accum
-
-
-def test_many_changes_in_a_row_lose_and_repeat_nothing(gang: Make, tmp_path: Path) -> None:
-    job = gang(**ENDLESS, step_s=0.005)
-    job.start(1)
-    job.wait_for("progress")
-    for members, accum in drawn(CHANGES, seed=20211114):
-        job.publish(members, accum=accum)
-        job.add(*(number for number in members if number >= len(job.workers)))
-        job.until(lambda: job.here.reached.read_text() == f"{job.generation}\n", "change")
-    job.publish(members, accum=accum, abort=True)
-    job.end()
-    assert [job.outcome(number).outcome for number in members] == ["stopped"] * len(members)
-    assert set(job.outcomes()) <= {"stopped", "left"}
-    assert trained_as_alone(job, tmp_path) > CHANGES
 
 
 def trained_as_alone(job: Gang, folder: Path) -> int:
@@ -182,18 +141,6 @@ def test_a_storm_of_kills_loses_nothing(gang: Make, tmp_path: Path) -> None:
         job.workers[number].wait(PATIENCE_S)
     assert [job.outcome(number).outcome for number in members] == ["stopped"] * 2
     same_weights_as_alone(job, tmp_path)
-
-
-def test_the_same_script_under_plain_torchrun(tmp_path: Path) -> None:
-    here = tmp_path / "torchrun"
-    plain(tmp_path / "alone", schedule=True)
-    plain(here, *TORCHRUN, schedule=True, agree=True)
-    assert_same_weights(here, tmp_path / "alone")
-    recorded = [json.loads(path.read_text())[1:] for path in here.glob("agreed-2-*")]
-    assert len(recorded) > 1
-    assert recorded == recorded[:1] * len(recorded)
-    kinds = {path.name.partition("-")[0] for path in here.iterdir()}
-    assert kinds == {"agreed", "asks", "seen", "final.pt"}
 
 
 def test_an_epoch_s_loss_survives_a_crash(gang: Make, tmp_path: Path) -> None:
@@ -260,3 +207,215 @@ def test_a_stop_ends_the_wait_for_others(gang: Make) -> None:
     assert job.end() == [0]
     assert job.outcome(1).outcome == "stopped"
     assert job.outcome(1).samples_done == trained > 0
+
+
+SCRIPT = Path(__file__).with_name("faulty.py")
+EPOCHS = 3
+
+
+def dies(job: Gang, **plan: Any) -> None:
+    """Worker 2 of three kills itself, and the others train on to the end without it."""
+    job.start(3, **plan)
+    job.until(lambda: job.workers[2].poll() == -signal.SIGKILL, "kill")
+    job.publish([0, 1], **plan)
+    assert job.end() == [0, 0, -signal.SIGKILL]
+
+
+@pytest.mark.parametrize("kind", ["unused", "by_hand"])
+def test_a_worker_killed_in_a_step_costs_no_step(gang: Make, tmp_path: Path, kind: str) -> None:
+    """One in which a part of the model gets no gradients, or all get theirs by hand."""
+    plain(tmp_path / "alone", script=SCRIPT, **{kind: True})
+    job = gang(**{kind: True}, die=[2, 4])
+    dies(job)
+    assert [job.outcome(number).outcome for number in (0, 1)] == ["done", "done"]
+    assert job.outcome(0).samples_done == EPOCHS * SAMPLES
+    assert_same_weights(tmp_path, tmp_path / "alone")
+
+
+def test_a_failing_exchange_of_live_workers_ends_the_job(gang: Make, tmp_path: Path) -> None:
+    job = gang(broken=[1, 4])
+    job.patience_s = 1
+    job.start(2)
+    assert job.end() == [1, 1]
+    assert job.outcome(1).message == "RuntimeError: the network library has a defect"
+    assert "all workers are alive" in job.errors()
+    tries = [row["index"] for row in rows(tmp_path, worker=1) if row["epoch"] == 0]
+    assert tries[3] == tries[4], "the step is tried again once"
+    assert len(tries) == 5
+
+
+@pytest.mark.parametrize(("accum", "leaves"), [(1, None), (2, None), (1, 2)])
+def test_a_void_step_leaves_statistics_and_generators(
+    gang: Make, tmp_path: Path, accum: int, leaves: int | None
+) -> None:
+    """Rows are written when a pass ends, with the steps that count. A script may leave the loader."""
+    job = gang(noisy=True, samples=48, die=[2, 2 * accum], leaves=leaves)
+    dies(job, accum=accum, global_batch=12)
+    for number in (0, 1):
+        step = rows(tmp_path, worker=number)[: 3 * accum]
+        assert [row["steps"] for row in step[accum - 1 :: accum]] == [1, 1, 2], "the second one is void"
+        first, void, again = (row["began"] for row in step[::accum])
+        assert void == again
+        assert first != void
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_scheduler_acts_after_a_break_in_a_void_step(gang: Make, tmp_path: Path, unfinished: bool) -> None:
+    accum = 2 if unfinished else 1
+    job = gang(samples=48, die=[2, 2], breaks=3 if unfinished else 2, decays=True)
+    dies(job, accum=accum, global_batch=12)
+    rates = [(tmp_path / f"rate-{number}").read_text() for number in (0, 1)]
+    assert rates == [f"{0.05 * 0.5**EPOCHS} {EPOCHS}"] * 2
+
+
+def test_nan_is_recorded_as_null(gang: Make) -> None:
+    job = gang(nan=True)
+    job.start(2, checkpoint_s=1e-9)
+    assert job.end() == [0, 0]
+    assert job.outcomes() == ["done", "done"]
+    assert job.outcome(0).epoch == 1, "left with patience, in the second epoch"
+    [complete, left] = job.events("epoch")
+    assert (complete.loss, complete.metric, left.metric) == (None, None, None)
+    warning = "loss is nan, metric is nan after step 5, recorded as null"
+    assert complete.detail == {"epoch": 0, "warning": warning}
+    assert all(event.loss is None for event in job.events("progress"))
+    assert job.errors().count("this is said once") in {1, 2}, "of the loss and the metric, if not at once"
+
+
+def rows(folder: Path, worker: int) -> list[dict[str, Any]]:
+    result = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
+    return [row for row in result if row["worker"] == worker]
+
+
+def test_a_worker_whose_model_differs_says_in_what(gang: Make) -> None:
+    job = gang(unlike="wider")
+    job.patience_s = 1
+    job.start(2)
+    assert job.end() == [1, 1]
+    result = "parameter 0 is trunk.weight (float64, 17 x 8) here, trunk.weight (float64, 16 x 8) there"
+    expected = f"UsageError: the model differs from that of the other workers: {result}"
+    assert job.outcome(1).message == expected
+    assert job.outcome(0).samples_done == 0
+
+
+def test_a_worker_that_freezes_something_else_trains_along(gang: Make, tmp_path: Path) -> None:
+    plain(tmp_path / "alone", script=SCRIPT)
+    job = gang(unlike="frozen")
+    assert job.run(2) == ["done", "done"]
+    assert_same_weights(tmp_path, tmp_path / "alone")
+
+
+Alone = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    known: dict[str, Path] = {}
+
+    def trained(shape: str) -> Path:
+        if shape not in known:
+            known[shape] = tmp_path_factory.mktemp("alone")
+            plain(known[shape], shape=shape, norm=True)
+        return known[shape]
+
+    return trained
+
+
+@pytest.mark.parametrize("shape", ["peek", "peek, kept", "steps done"])
+def test_workers_join_and_die_in_epochs(gang: Make, alone: Alone, tmp_path: Path, shape: str) -> None:
+    joins_and_dies(gang(shape=shape, norm=True, hold_in=[1, 2]))
+    assert_trained(tmp_path, alone(shape))
+
+
+@pytest.fixture(scope="module")
+def compiler() -> None:
+    preload("tests.tools.run.elastic.compiler")
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("compiled", ["before", "after", "in place"])
+def test_a_compiled_model_is_resized(gang: Make, alone: Alone, tmp_path: Path, compiled: str) -> None:
+    joins_and_dies(gang(shape="plain", norm=True, hold_in=[1, 2], compiled=compiled))
+    assert int((tmp_path / "graphs-0").read_text()) > 0, "nothing was compiled"
+    assert_trained(tmp_path, alone("plain"))
+
+
+def joins_and_dies(job: Gang) -> None:
+    """A second worker comes in the second epoch, and the first one is killed in the third."""
+    grows_in_the_second_epoch(job)
+    both = [job.out / f"holds-2-{rank}" for rank in (0, 1)]  # and so have written what they trained
+    job.until(lambda: all(each.exists() for each in both), "first step of the third epoch")
+    job.signal(0, signal.SIGKILL)
+    job.publish([1])
+    (job.out / "go-2").touch()
+    job.end()
+    assert job.outcome(1).outcome == "done", job.errors()
+
+
+NO_COMPILER = shutil.which("g++") is None or " " in f"{sys.prefix}{tempfile.gettempdir()}"
+"""The default one needs g++, and takes no path with a blank."""
+
+
+@pytest.mark.skipif(
+    NO_COMPILER or not THOROUGH, reason="half a minute of CPU time, for a compiler's last step"
+)
+def test_the_default_compiler_trains_the_same_under_torchrun(alone: Alone, tmp_path: Path) -> None:
+    """Its workers are started as scripts are: it starts processes, too."""
+    # vectors are not the point, and to find out which there are compiles four more programs
+    plainly = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
+    how = {"shape": "plain", "norm": True, "compiled": "after", "backend": "inductor"}
+    plain(tmp_path, *TORCHRUN, env=plainly, **how)
+    assert_same_weights(tmp_path, alone("plain"))
+
+
+@pytest.mark.parametrize("shape", ["islice", "break", "a shorter one"])
+def test_a_joined_worker_ends_the_epoch_with_the_others(
+    gang: Make, alone: Alone, tmp_path: Path, shape: str
+) -> None:
+    """It has counted fewer of them and trains on, but that step does not count."""
+    job = gang(shape=shape, norm=True, hold_in=[1])
+    grows_in_the_second_epoch(job)
+    job.end()
+    assert job.outcomes() == ["done", "done"], job.errors()
+    assert_same_weights(tmp_path, alone(shape))
+    assert [event.samples_done for event in job.events("epoch")] == [30, 60, 90]
+
+
+def grows_in_the_second_epoch(job: Gang) -> None:
+    """A second worker comes after the first step of that epoch."""
+    job.start(1)
+    job.until((job.out / "holds-1-0").exists, "first step of the second epoch")
+    job.publish(2)
+    job.add(1)
+    job.until(lambda: life(job.here.presence(1)) == "alive", "second worker")
+    (job.out / "go-1").touch()
+    job.reaches()
+
+
+def assert_trained(result: Path, expected: Path) -> None:
+    """The same samples in each epoch, some of them tried twice, and the same weights."""
+    assert_same_weights(result, expected)
+    trained = {epoch: sorted(set(samples)) for epoch, samples in seen(result).items()}
+    assert trained == {epoch: sorted(samples) for epoch, samples in seen(expected).items()}
+
+
+@pytest.mark.parametrize(
+    ("shape", "line"),
+    [
+        ("one ahead", "a batch is trained after the loader was asked for the next one"),
+        ("list", "a batch is trained after the loader was asked for the next one"),
+        ("side by side", "a loop over the loader was continued after another one had begun"),
+        ("continued", "a loop over the loader that was begun in epoch 0 was continued after that epoch"),
+    ],
+)
+def test_a_loop_that_cannot_be_resized_is_refused(gang: Make, shape: str, line: str) -> None:
+    job = gang(shape=shape)
+    assert job.run(1) == ["crashed"]
+    assert line in job.outcome(0).message
+
+
+def test_passes_from_an_endless_generator(gang: Make, alone: Alone, tmp_path: Path) -> None:
+    """It takes as many batches an epoch as the loader has, and never lets a pass end by itself."""
+    job = gang(shape="endless", norm=True)
+    assert job.run(2) == ["done", "done"]
+    assert_same_weights(tmp_path, alone("endless"))

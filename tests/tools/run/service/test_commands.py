@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -169,3 +170,29 @@ def test_wherever_a_launcher_dies_the_plan_in_force_has_a_copy(tmp_path: Path) -
 def test_what_other_launchers_left_in_the_environment_is_dropped() -> None:
     base = {"RANK": "3", "MASTER_PORT": "1", "SLURM_JOB_ID": "9", "PLIANT_PROFILE": "x", "HOME": "/h"}
     assert child_environment(base, {"A": "1"}) == {"HOME": "/h", "A": "1"}
+
+
+def test_each_worker_gets_the_files_that_its_job_names() -> None:
+    def orders(spec: Job, *slots: str, first: int = 0) -> list[tuple[list[str], list[str], bool]]:
+        found = units(target(spec, *slots), FOLDER, ATTEMPT, ADDRESSES, 1, first=first)
+        read = [json.loads(unit.env["PLIANT_OUTPUT"]) for unit in found]
+        assert all(order["truncate"] for order in read)
+        return [(order["output"], order["error"], order["owner"]) for order in read]
+
+    spec = rigid(3).model_copy(update={"output": "%N-%r"})
+    assert orders(spec, "n0/0", "n0/1", "n1/0") == [
+        (["/w/n0-0", "/w/n0-1"],) * 2 + (True,),
+        (["/w/n1-2"],) * 2 + (True,),
+    ]
+    # Of units that share a file the first one opens it; later ones never do.
+    spec = elastic(output="%j.out", error="/e")
+    shared = (["/work dir/a.out"], ["/e"])
+    assert orders(spec, "n0/0", "n0/1") == [(*shared, True), (*shared, False)]
+    assert orders(spec, "n0/2", first=2) == [(*shared, False)]
+    assert orders(elastic(error="e%r"), "n0/2", first=2) == [([], ["/work dir/e2"], True)]
+    # One unit of each node looks at the code.
+    seen = [
+        json.loads(unit.env.get("PLIANT_CODE", "null")) for unit in made(elastic(), "n0/0", "n0/1", "n1/0")
+    ]
+    looks = {"python": sys.executable, "command": ["train.py", "--lr", "1"]}
+    assert seen == [looks, None, looks]

@@ -12,7 +12,14 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.schedule import Cut
-from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
+from pliant.tools.run.backends.protocol import (
+    Backend,
+    Handle,
+    MemoryKill,
+    NodeInfo,
+    StopLevel,
+    UnitStatus,
+)
 from pliant.tools.run.service import members as members_module
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan
@@ -35,6 +42,7 @@ from tests.builders import job
 RUNNING, CLEAN, FAILED = UnitStatus("running"), UnitStatus("exited", 0), UnitStatus("exited", 1)
 ADDED = Slot("n1", 1)
 CUT = (8, 1, 1.0)
+FULL = UnitStatus("exited", -9, memory=MemoryKill(limit=100 << 20, peak=99 << 20))
 TIMES = Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0, broken_s=5.0)
 
 
@@ -263,6 +271,7 @@ def test_the_others_go_on_without_a_worker_that_died(training: Scene, lives: Liv
         pytest.param("cut_off", {1}, FAILED, "kill [1]", [0], id="cut off from the others: they go on"),
         pytest.param("crashed", {1}, RUNNING, "term", [0, 1], id="a crash of its script ends the attempt"),
         pytest.param("", {0, 1}, FAILED, "term", [0, 1], id="all died: the attempt has failed"),
+        pytest.param("", {1}, FULL, "term", [0, 1], id="killed for its memory: so would a new one be"),
     ],
 )
 def test_what_a_loss_means_for_the_others(
@@ -274,6 +283,17 @@ def test_what_a_loss_means_for_the_others(
     training.gang.statuses = (FAILED if 0 in gone else RUNNING, second)
     assert training.watch(1.0) == [stops]
     assert (training.members, training.gang.stopping) == (members, stops == "term")
+
+
+@pytest.mark.parametrize("outcome", ["", "stopped", "crashed", "done"])
+def test_what_was_killed_for_memory_says_so_and_is_not_tried_again(training: Scene, outcome: str) -> None:
+    if outcome:
+        training.says(0, outcome)
+    training.gang.statuses = (CLEAN if outcome == "done" else FAILED, FULL)
+    verdict = training.gang.verdict()
+    assert (verdict.end, verdict.is_final) == (("done", False) if outcome == "done" else ("failed", True))
+    said = "killed for memory: limit 100 MiB, peak 99 MiB; it would be again with as much: "
+    assert verdict.message.startswith("" if outcome == "done" else said)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.errors import InfeasibleError, JobsFailedError, ServiceMissingError
+from pliant.schemas.errors import InfeasibleError, ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.run import Interrupts, check_failed, in_background, run_once, run_until_done
+from pliant.tools.run.service.run import Interrupts, in_background, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
@@ -31,7 +31,6 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session import session as patience
 from tests.tools.run.conftest import left_running
-from tests.tools.run.scripts import EXIT
 from tests.tools.run.site import Site, until
 from tests.tools.schedule.histories import decide_from
 
@@ -145,26 +144,6 @@ def test_a_run_that_has_ended_is_whole_in_its_log(site: Site) -> None:
     assert [line for line in again.story() if line.startswith("finish")] == ["finish a 0", "finish b 0"]
     times = {(event.event, event.job): event.time for event in again.events()}
     assert times["submit", "b"] - times["submit", "a"] >= 0.4
-
-
-def test_a_job_that_fails_in_the_same_way_is_given_up(site: Site) -> None:
-    """Others go on, failures with progress between them do not add up, and what is too large is out."""
-    text = (site.folder / "train.py").read_text()
-    text = text.replace('leave("crashed", 1)', 'saved.write_text(str(done)); leave("crashed", 1)')
-    text = text.replace("if done >= options.crash_at", "if done % 50 == 0")
-    site.job("bad", 7, text=EXIT)
-    site.job("good", "--samples", 230, text=text, samples=230)
-    site.job("big", gpus=9)
-    site.job("later", gpus=9, at=1e6)
-    log, _ = run_until_done(site.options("fifo"), silent)
-    assert site.of("bad") == ["submit bad", "start bad 1", "requeue bad 0", "resume bad 1", "fail bad 0"]
-    assert log.jobs["bad"].exit_code == 7
-    assert (log.jobs["good"].phase, site.of("good").count("requeue good 0")) == ("finished", 4)
-    for name in ("big", "later"):
-        assert site.of(name) == [f"submit {name}", f"reject {name} 0"]
-        assert log.jobs[name].reason == "needs 9 GPUs, the cluster has 2"
-    with pytest.raises(JobsFailedError, match="in the same way: exit code 7: nothing on stderr\n"):
-        check_failed(log, site.state)
 
 
 def test_an_interrupted_run_saves_and_goes_on_in_the_next(site: Site) -> None:
@@ -310,34 +289,6 @@ def test_once_resizes_as_a_dry_run_says(site: Site) -> None:
     run_once(site.options())
     assert site.story()[-1] == "preempt 0 0"
     assert left_running(site.folder) == []
-
-
-def test_once_judges_rigid_jobs_by_their_exit_codes(site: Site) -> None:
-    site.job("a", 0, text=EXIT)
-    site.job("b", 9, text=EXIT)
-    run_once(site.options("fifo"))
-    all_ended(site)
-    log, failed = run_once(site.options("fifo", retries=0))
-    with pytest.raises(JobsFailedError, match="job b failed: exit code 9: nothing on stderr\n1 of 2"):
-        check_failed(log, site.state, failed)
-    _, failed = run_once(site.options("fifo", retries=0))
-    assert failed == []
-    assert (site.of("a")[-1], site.of("b")[-1]) == ("finish a 0", "fail b 0")
-
-
-def test_a_failed_job_is_not_started_before_its_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by the one-shot form nor by another decision; when the time has come it is."""
-    monkeypatch.setattr(journal, "wait_s", lambda failures: 3600.0)
-    site.job("a", 9, text=EXIT)
-    run_once(site.options("fifo"))
-    all_ended(site)
-    log, _ = run_once(site.options("fifo"))
-    assert site.story() == ["submit a", "start a 1", "requeue a 0"]
-    retry_s = log.jobs["a"].retry_s
-    assert retry_s is not None
-    for now_s, jobs in ((retry_s - 1, []), (retry_s + 1, ["a"])):
-        found = decide_from(site.events(), Question("fifo"), now_s=now_s)
-        assert [given.job for given in found.allocations] == jobs
 
 
 def of_job(site: Site, job_id: str) -> set[int]:

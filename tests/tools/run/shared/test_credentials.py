@@ -10,12 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends import local
 from pliant.tools.run.backends.protocol import NO_GROUP, Credentials, ProcessLimits, Unit, UnitStatus
 from pliant.tools.run.backends.slurm import step
 from pliant.tools.run.backends.slurm.units import own_folder, prepare
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import make_log_folder
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from tests.tools.run.shared.users import ANN, BOB, Attempt, as_user, of_user
 from tests.tools.run.site import until
 
@@ -99,6 +101,22 @@ def test_a_fork_bomb_ends_at_its_limit_while_other_jobs_run_on(shared_folder: Pa
     until(lambda: of_user(ANN) == [])
     assert other.poll() == (UnitStatus("running"),)
     other.kill()
+
+
+def test_a_unit_of_an_account_has_its_part_and_hides_nothing_from_its_end(shared_folder: Path) -> None:
+    attempt = Attempt(shared_folder)
+    node = {"name": "n0", "gpus": 2, "memory": 200 << 20}
+    attempt.backend = local.LocalBackend(
+        Cluster.model_validate({"nodes": (node,), "slots": "cpu"}), attempt.dirs.jobs
+    )
+    hides = "setsid sh -c 'sleep 600 & sleep 600' < /dev/null > /dev/null 2>&1 &"
+    takes = f"{hides} tail -c 200000000 /dev/zero; exit 3"
+    env = {ENV_JOB_DIR: str(attempt.handle.job_files.path)}
+    unit = Unit("n0", ("/bin/sh", "-c", takes), "/", env, attempt.account, slots=1)
+    attempt.backend.start(attempt.handle, [unit])
+    (status,) = attempt.end()
+    assert (status.code, str(status.memory)) == (3, "killed for memory: limit 95 MiB, peak 95 MiB")
+    assert of_user(ANN) == []
 
 
 def test_the_next_launcher_ends_what_a_dead_one_has_started(shared_folder: Path) -> None:

@@ -12,7 +12,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_jobs, write_cluster, write_schedule
 from pliant.schemas.job import Job
-from pliant.tools.run.service.submit import cancel, order_jobs, submit
+from pliant.tools.run.service.submit import cancel, known_names, order_jobs, submit
 from pliant.tools.run.statedir import requests as spool
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
@@ -109,6 +109,28 @@ def test_an_id_that_is_in_use_is_refused_wherever_it_is(dirs: StateDir, where: s
     with pytest.raises(BadInputError, match=r'jobs.jsonl: job "a" was submitted to .* before'):
         ask(dirs, runs("b"), runs("a"))
     assert "submit b" not in waiting(dirs)
+
+
+def test_a_name_is_used_again_once_its_newest_job_has_ended(dirs: StateDir) -> None:
+    sweep = [runs(f"s-{at}", array={"name": "s", "index": at}) for at in (0, 1)]
+    both = [runs("a"), runs("b", after={"a": "ok"})]
+    with State(dirs.path) as state:
+        state.record(submit_event(each, 1.0) for each in (*both, *sweep))
+        state.record(cancel_event(each, 2.0) for each in ("a", "b", "s-0"))
+        with pytest.raises(BadInputError, match=r'job "s-0" was submitted to .* has not ended'):
+            ask(dirs, *sweep)
+        state.record([cancel_event("s-1", 3.0)])
+    assert ask(dirs, *both, *sweep, runs("c")) == ["a-2", "b-2", "s-2-0", "s-2-1", "c"]
+    (asked,) = Spool(dirs).requests()
+    assert [job.name for job in asked.jobs] == ["a", "b", "s-0", "s-1", None]
+    assert asked.jobs[1].after == {"a-2": "ok"}
+    with pytest.raises(BadInputError, match=r'job "a" was submitted to .* has not ended'):
+        ask(dirs, runs("a"))
+    known = known_names(dirs, Spool(dirs))
+    assert (known.newest["a"], known.newest["a-1"], known.arrays["s"]) == ("a-2", "a", ["s-2-0", "s-2-1"])
+    with State(dirs.path) as state:
+        state.record([*(submit_event(each, 4.0) for each in asked.jobs), cancel_event("a-2", 5.0)])
+    assert ask(dirs, runs("a")) == ["a-3"]
 
 
 def test_a_job_that_cannot_run_is_refused_and_nothing_is_made(dirs: StateDir) -> None:

@@ -249,7 +249,16 @@ def test_programs_get_every_field_that_is_documented(busy: StateDir, capsys: Cap
     assert (second["samples_per_second"], second["heard_at"]) == (None, None)
     result = Watcher(busy.path).look(ahead=True)
     document = json.loads(status_document(result, (), NOW_S))
-    named = {*job_fields(statuses(result, NOW_S)[0]), *document, "history", "error_lines", *STATES, *first}
+    named = {
+        *job_fields(statuses(result, NOW_S)[0], Path()),
+        *document,
+        "history",
+        "error_lines",
+        "code",
+        "code_differences",
+        *STATES,
+        *first,
+    }
     text = (Path(__file__).resolve().parents[4] / "docs" / "running-json.md").read_text()
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 
@@ -297,7 +306,7 @@ def test_a_job_waits_for_as_many_gpus_as_the_policy_says(tmp_path: Path) -> None
     result = Watcher(dirs.path).look(ahead=True)
     (waiting,) = [each for each in statuses(result, NOW_S + 2) if each.id == "m2"]
     assert (waiting.brief, waiting.why) == ("for 2 GPUs, next", "waits for 2 GPUs; it is next")
-    assert job_fields(waiting)["needs_gpus"] == 2
+    assert job_fields(waiting, Path())["needs_gpus"] == 2
     unasked = Watcher(dirs.path).look()
     assert "for at least 1 GPU" in status_text(unasked, NOW_S + 2)
 

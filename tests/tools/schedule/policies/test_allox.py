@@ -1,51 +1,10 @@
-from collections.abc import Sequence
-from itertools import product
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.allox import Allox, match
 from tests.builders import cluster, decided, job, mixed_cluster, opened, sizes
-from tests.effort import examples
 from tests.tools.schedule.policies.started import joined, started
-
-SECONDS = st.integers(1, 50)
-
-
-def completion_times(seconds: Sequence[float], machines: int) -> float:
-    """Their sum where jobs of these processing times run on equal machines, shortest first."""
-    free_at = [0.0] * machines
-    total = 0.0
-    for each in sorted(seconds):
-        machine = free_at.index(min(free_at))
-        free_at[machine] += each
-        total += free_at[machine]
-    return total
-
-
-def total_by_type(seconds: np.ndarray, machines: Sequence[int], types: Sequence[int]) -> float:
-    """The sum of completion times where each job runs on the type named for it."""
-    return sum(
-        completion_times(
-            [row[kind] for row, chosen in zip(seconds, types, strict=True) if chosen == kind], count
-        )
-        for kind, count in enumerate(machines)
-    )
-
-
-@settings(max_examples=examples(30))
-@given(
-    st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=5),
-    st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)),
-)
-def test_no_other_choice_of_types_ends_jobs_sooner(rows: list[tuple[int, ...]], machines: tuple[int, ...]):
-    seconds = np.array(rows, dtype=float)
-    ways = product(range(len(machines)), repeat=len(rows))
-    best = min(total_by_type(seconds, machines, types) for types in ways)
-    assert total_by_type(seconds, machines, match(seconds, machines)) == pytest.approx(best)
 
 
 def test_a_type_that_cannot_run_a_job_is_not_chosen():

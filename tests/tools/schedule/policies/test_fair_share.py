@@ -1,8 +1,5 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pliant.tools.schedule.policies.common import equal_shares
 from pliant.tools.schedule.policies.fair_share import FairShare
 from tests.builders import TimedSteps, cluster, decided, job, mixed_cluster, opened
 from tests.tools.schedule.policies.started import started
@@ -54,20 +51,3 @@ def test_on_two_types_jobs_spread_and_even_out(names: str, expected: list[int]):
     for name in on_x[:2]:
         held.end(name, 1)
     assert sorted(decided(held, 1).values()) == expected
-
-
-LIMITS = st.lists(
-    st.tuples(st.integers(1, 4), st.integers(0, 8)).map(lambda x: (x[0], x[0] + x[1])), max_size=8
-)
-
-
-@given(LIMITS, st.integers(0, 12))
-def test_shares_are_max_min_fair(limits: list[tuple[int, int]], spare: int):
-    gpus = sum(low for low, _ in limits) + spare
-    sizes = equal_shares(gpus, limits)
-    assert all(low <= size <= high for size, (low, high) in zip(sizes, limits, strict=True))
-    assert sum(sizes) == min(gpus, sum(high for _, high in limits))
-    for index, (size, (_, high)) in enumerate(zip(sizes, limits, strict=True)):
-        for at, (other, (low, _)) in enumerate(zip(sizes, limits, strict=True)):
-            # a job that could take more has at most one less than an earlier one that could give
-            assert size == high or other == low or other - size <= (at < index)

@@ -3,8 +3,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.profile import Profile, ProfileRow
@@ -153,12 +151,3 @@ def learned(*ended: tuple[dict[str, Any], float]) -> Durations:
     for spec, seconds in ended:
         result.learn(job(**spec), seconds)
     return result
-
-
-@given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=30), st.data())
-def test_the_order_in_which_jobs_end_does_not_matter(seconds: list[float], data: st.DataObject) -> None:
-    ended = [({"model": f"m{index % 3}"}, each) for index, each in enumerate(seconds)]
-    other = data.draw(st.permutations(ended))
-    one, two = (learned(*each).expect(job(model="m0")).seconds for each in (ended, other))
-    assert one == pytest.approx(two)
-    assert min(seconds) * 0.999 <= one <= max(seconds) * 1.001

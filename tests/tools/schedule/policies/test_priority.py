@@ -48,17 +48,6 @@ def test_a_running_job_gives_way_where_the_policy_preempts(policy, then):
     assert running(held, 100) == [then]
 
 
-def test_a_policy_that_took_up_its_state_knows_the_new_priority():
-    held, again = (opened("fifo", a=5.0, b=0.0, c=0.0) for _ in range(2))
-    running(held, 10)
-    for each in (held, again):
-        each.prioritize("c", 20, 1.0)
-    again.carry(held.policy_state())
-    assert running(again, 30) == ["a"]
-    again.end("a", 40)
-    assert running(again, 50) == ["c"]
-
-
 @pytest.mark.parametrize("policy", sorted(BUILT_IN))
 def test_each_policy_says_what_priorities_mean_to_it(policy: str):
     (line,) = [line for line in page(describe(policy)) if line.startswith("priorities of jobs: ")]

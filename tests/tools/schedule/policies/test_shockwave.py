@@ -1,11 +1,6 @@
 """Shockwave: windows worked out by hand, predictions, and rounds that the artifact would plan, too."""
 
-import itertools
-import math
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
 from pliant.tools.schedule.policies.common import Contention, trained_s
@@ -20,7 +15,6 @@ from pliant.tools.schedule.policies.shockwave import (
 )
 from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, TimedSteps, cluster, decided, job, opened
-from tests.effort import examples
 from tests.tools.replay.world import ends, play
 
 ROUND_S = 120.0
@@ -62,44 +56,6 @@ def test_rounds_go_where_they_are_worth_most():
     assert rounds_of([prospect("a", 600, 130), prospect("b", 600, 1200)], 2, 5) == [2, 5]
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(data=st.data(), gpus=st.integers(1, 3), rounds=st.integers(1, 3))
-def test_rounds_are_as_good_as_those_of_every_other_choice(data: st.DataObject, gpus: int, rounds: int):
-    numbers = st.integers(100, 3000)
-    members = [
-        prospect(
-            f"j{n}",
-            float(data.draw(numbers)),
-            float(data.draw(numbers)),
-            data.draw(st.sampled_from([0.8, 1.0, 1.3])),
-            data.draw(st.integers(1, gpus)),
-        )
-        for n in range(data.draw(st.integers(1, 4)))
-    ]
-    restraint = data.draw(st.sampled_from([0.0, 1e-3, 0.1]))
-    weights = weights_of(members)
-
-    def worth(counts: tuple[int, ...]) -> float:
-        rest = [each.remaining_s - count * ROUND_S for each, count in zip(members, counts, strict=True)]
-        load = sum(each.gpus * left for each, left in zip(members, rest, strict=True)) / gpus
-        logs = (
-            weight * math.log(each.progress(count * ROUND_S))
-            for each, weight, count in zip(members, weights, counts, strict=True)
-        )
-        return sum(logs) / len(members) - restraint * max(0.0, load, *rest)
-
-    usable = [range(min(rounds, math.ceil(each.remaining_s / ROUND_S)) + 1) for each in members]
-    fitting = [
-        counts
-        for counts in itertools.product(*usable)
-        if sum(each.gpus * count for each, count in zip(members, counts, strict=True)) <= gpus * rounds
-    ]
-    result = tuple(rounds_of(members, gpus, rounds, restraint))
-    best = max(map(worth, fitting))
-    assert result in fitting
-    assert worth(result) >= best - 2e-3 * abs(best) - 1e-9
-
-
 def test_gangs_are_dealt_where_there_is_room():
     members = [prospect("a", 0, 1e4), prospect("b", 0, 1e4, gpus=2), prospect("c", 0, 1e4)]
     assert dealt(members, [2, 2, 1], Window(2, 3, ROUND_S)) == {"a": [0, 2], "b": [1], "c": [0]}
@@ -107,14 +63,6 @@ def test_gangs_are_dealt_where_there_is_room():
     members = [prospect("a", 0, 1e4, rho=3.0), prospect("b", 0, 1e4, rho=2.0), prospect("long", 1e4, 1e5)]
     assert dealt(members, [2, 1, 3], Window(2, 3, ROUND_S)) == {"a": [0, 1], "b": [2], "long": [0, 1, 2]}
     assert dealt(members[:2], [2, 1], Window(1, 3, ROUND_S)) == {"a": [0, 1], "b": [2]}
-
-
-@given(counts=st.lists(st.integers(0, 6), max_size=8), gpus=st.integers(1, 4))
-def test_single_gpus_get_all_their_rounds_in_the_window(counts: list[int], gpus: int):
-    counts = [count for n, count in enumerate(counts) if sum(counts[: n + 1]) <= 6 * gpus]
-    members = [prospect(f"j{n}", 0, 1e4) for n in range(len(counts))]
-    result = dealt(members, counts, Window(gpus, 6, ROUND_S))
-    assert [len(result.get(each.job_id, ())) for each in members] == counts
 
 
 def adaptive(name: str = "a", **more: object) -> Job:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Owner
 from pliant.schemas.job import Job
-from pliant.tools.schedule.policies.backfill import FreeAhead
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.slurm import FairShares, Slurm
 from pliant.tools.schedule.session.session import Session
@@ -170,25 +169,6 @@ def test_a_job_beyond_its_limit_is_expected_to_end_soon():
     assert joined(held, 60.0, limited("head", 4, 50, at=1), limited("short", 1, 5, at=2)) == {"run": 3}
 
 
-SPANS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 4)), max_size=6)
-JOBS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=8)
-
-
-@given(free=st.integers(0, 4), frees=SPANS, jobs=JOBS, last=st.integers(0, 20))
-def test_plans_are_those_of_a_search_slot_by_slot(free, frees, jobs, last):
-    ahead = FreeAhead(free, frees)
-    slots = [free + sum(gpus for slot, gpus in frees if slot <= at) for at in range(200)]
-    for gpus, length in jobs:
-        fits = (at for at in range(last + 1) if min(slots[at : at + length]) >= gpus)
-        expected = next(fits, None)
-        assert ahead.earliest(gpus, length, last) == expected
-        if expected is not None:
-            ahead.book(gpus, expected, length)
-            for at in range(expected, expected + length):
-                slots[at] -= gpus
-    assert ahead.now == slots[0]
-
-
 @given(st.floats(0, 10), st.integers(0, 5))
 def test_users_overestimate_by_up_to_so_much(overestimate: float, seed: int):
     policy = Slurm(overestimate=overestimate, overestimate_seed=seed)
@@ -231,12 +211,3 @@ def test_the_lowest_priorities_are_preempted_where_needed():
     assert joined(held, 10.0, job("h", at=10.0, labels=high)) == {"a": 1}
     assert held.ask_again_s == 60.0
     assert decided(held, 60.0) == {"h": 1}
-
-
-def test_usage_survives_in_the_dumped_state():
-    held, again = (opened(Slurm(), cluster(2), job("a", user="ann", gpu_seconds=1e4)) for _ in range(2))
-    for time_s in (0.0, 100.0, 400.0):
-        held.decide(time_s)
-    state = held.policy_state()
-    assert again.carry(state)
-    assert again.policy_state().state == state.state

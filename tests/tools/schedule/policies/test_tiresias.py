@@ -143,22 +143,3 @@ def test_jobs_about_to_finish_go_first_and_teach_that() -> None:
         held.submit(job("new", at=HOUR), HOUR)
         # one job took an hour: a new one is over by then, old is beyond
         assert decided(held, HOUR) == {then: 1}
-
-
-def test_history_and_queues_are_carried():
-    parameters = {"quantum_gpu_hours": 2.0, "history_gpu_hours": "3"}
-    held = opened(TiresiasGittins(**parameters), cluster(1, 1), job("a"), job("b"), job("c", at=1))
-    assert ran_at(held, 0.1) == ["a", "b"]
-    held.end("a", HOUR)
-    held.decide(HOUR)
-    state = held.policy.dump_state()
-    assert state["services"] == [0.9 * HOUR]
-    again = TiresiasGittins(**parameters)
-    again.load_state(state, held.jobs)
-    assert again.dump_state() == state
-    assert again.explain(held.snapshot(HOUR)) != {}
-
-    policy = TiresiasGittins(quantum_gpu_hours=2.0, history_gpu_hours="1,2,4,8")
-    held = opened(policy, cluster(1), job("a"), job("b", at=1))
-    ran_at(held, 1 / HOUR, 1 + 1 / HOUR)
-    assert held.explain(HOUR + 1)["b"].reason.endswith("Gittins index 0.286 per GPU-hour")

@@ -1,21 +1,17 @@
-from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas.checks import capacities
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target, parameter_names
-from pliant.tools.schedule.registry import make_policy, policy_class
+from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.assignment import assign
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import job, mixed_cluster, opened, session
+from tests.builders import job, mixed_cluster, opened
 from tests.effort import examples
 from tests.tools.schedule.session.test_session import opened as everyone
 from tests.tools.schedule.session.test_session import steps
@@ -64,9 +60,6 @@ def test_each_gets_size_or_of_several_types_keeps_what_it_held(rounds, gpus):
         for node in held.nodes:
             used = sum(count for name, count in seats if name == node.name)
             assert held.free.free_on(node.name) == node.gpus - used >= 0
-
-
-QUICK = ["fifo", "fair-share", "gavel", "optimus", "shadow-price", "slurm", "srtf", "tiresias", "sia"]
 
 
 def nodes(*found: dict[str, Any]) -> Cluster:
@@ -148,37 +141,6 @@ def test_a_place_that_lacks_memory_gives_way_to_another(each: int):
     held = everyone(on, job("a", gpus=2, each=each, gpu_seconds=100, resources=demand))
     steps(held, 0, a=Target(2, None, None, (("n0", 2),)))
     assert held.jobs["a"].placement == (("n1", 2),)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_no_policy_gives_away_more_than_nodes_have(name: str):
-    on = nodes(
-        {"gpus": 4, "cpus": 8.0, "memory": 20},
-        {"gpus": 4, "cpus": 6.0, "memory": 40},
-        {"gpus": 0, "cpus": 6.0},
-    )
-    short = {"slot_seconds": 8.0} if "slot_seconds" in parameter_names(policy_class(name)) else {}
-    held = session(make_policy(name, short), on)
-    rng = np.random.default_rng(3)
-    for index in range(12):
-        demand = {"cpu": float(rng.integers(1, 4)), "memory": float(rng.integers(1, 12))}
-        ps = {"cpu": 1.0} if index % 4 == 0 else {}
-        more = {"low": 1, "high": 4, "gpu_seconds": 30, "resources": {"worker": demand, "ps": ps}}
-        held.submit(job(f"j{index}", at=index, gpus=1 + index % 3, **more), index)
-    for moment in range(12, 412, 8):
-        for each in [each for each in held.jobs.values() if (each.finish_time_s() or moment + 1) <= moment]:
-            held.end(each.id, moment)
-        held.decide(moment)
-        used: Counter[tuple[str, str]] = Counter()
-        for each in held.jobs.values():
-            demands = each.spec.resources
-            for place, demand in ((each.placement, demands.worker), (each.servers, demands.ps)):
-                for node, count in place:
-                    used.update({(node, resource): amount * count for resource, amount in demand.items()})
-        for node in held.cluster.nodes:
-            for resource, amount in capacities(node).items():
-                assert used[node.name, resource] <= amount + 1e-6, (node.name, resource)
-    assert not held.jobs, f"{name} never runs {sorted(held.jobs)}"
 
 
 @pytest.mark.parametrize(("cut", "place"), [((), (("x-1", 2),)), (("a",), (("x-0", 1), ("x-1", 1)))])

@@ -1,14 +1,12 @@
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pliant.schemas.cluster import Cluster, Owner, Shares, Sharing, Team
 from pliant.schemas.job import Job
-from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
+from pliant.tools.schedule.policy import PolicyError, Target
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.testing.harness import CLUSTERS, check_ops, random_ops
 from tests.builders import cluster, job
 from tests.tools.schedule.session.test_session import Says, steps
 from tests.tools.schedule.session.test_session import opened as everyone
@@ -177,48 +175,6 @@ def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
     found = {each.id: (each.placement, each.beside) for each in held.jobs.values()}
     assert found == {"a": (places["a"], "b"), "b": (places["b"], "a"), "c": (places["c"], None)}
     assert held.free.by_type == {"gpu": 0}
-
-
-class Restless(Policy):
-    """Starts, moves, pairs, parts and preempts jobs for no reason, and rejects some."""
-
-    name = "restless-pairs"
-    packs = True
-    elasticity = "size"
-
-    def decide(self, snapshot, rng):
-        free, taken, targets = dict(snapshot.free_gpus), set(), {}
-        rejected = {name: "bad luck" for name in snapshot.jobs if rng.random() < 0.02}
-        for each in snapshot.arrivals():
-            gpus, chance = each.spec.gpus.requested, rng.random()
-            hosts = [
-                other.id
-                for other in snapshot.jobs.values()
-                if other is not each
-                and other.gpus == gpus
-                and other.beside in (None, each.id)
-                and not {other.id, other.beside} & {*taken, *targets, *rejected}
-                and snapshot.speeds.parts(each, other, other.gpu_type, other.placement)
-            ]
-            if each.id in rejected or each.id in taken:
-                continue
-            if each.gpus and chance < 0.2:
-                targets[each.id] = Target(0)
-            elif hosts and chance < 0.7 and each.beside is None:
-                targets[each.id] = Target(gpus, beside=hosts[int(rng.integers(len(hosts)))])
-                taken.add(targets[each.id].beside)
-            elif each.beside is None and each.gpus and chance < 0.8:
-                targets[each.id] = Target(each.gpus, each.gpu_type)
-            elif (kind := max(free, key=free.get, default=None)) and free[kind] >= gpus:
-                free[kind] -= gpus
-                targets[each.id] = Target(gpus, kind)
-        return Decision(targets, rejected)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_gpus_of_pairs_are_never_lost_or_given_twice(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    check_ops(Restless, random_ops(rng, 120), CLUSTERS[seed % len(CLUSTERS)])
 
 
 def stands(held: Session) -> tuple[object, ...]:

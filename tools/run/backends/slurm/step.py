@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 FOREIGN = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
 """Slurm's variables, by which libraries would think that it has started the workers."""
 OF_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-OF_NODE = ("SLURM_CONF", "SLURMD_NODENAME")
+OF_NODE = ("SLURM_CONF", "SLURMD_NODENAME", "SLURM_JOB_ID")
+STEP = "PLIANT_SLURM_STEP"
+"""Where pyxis starts a container, in a further step; see ``contain.py``."""
 OF_KEEPER = ("CUDA_VISIBLE_DEVICES", "PLIANT_LOG_BYTES")
 """What the keeper of another account's unit needs of its environment, which may hold anything."""
 NOTHING = "NoDevFiles"
@@ -174,6 +176,8 @@ def environment(base: Mapping[str, str], gpus: str) -> dict[str, str]:
     kept = {name: value for name, value in base.items() if not name.startswith(FOREIGN)}
     if "SLURM_CONF" in base:
         kept["SLURM_CONF"] = base["SLURM_CONF"]
+    if STEP in base:
+        kept[STEP] = f"{base.get('SLURM_JOB_ID', '')}:{base.get('SLURMD_NODENAME', '')}"
     given = kept.get("CUDA_VISIBLE_DEVICES", "")
     for name in OF_GPUS:
         kept.pop(name, None)

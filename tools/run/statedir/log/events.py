@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from pliant import __version__
-from pliant.schemas.event import Event
+from pliant.schemas.event import RESCALES, Event
 from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.failures import BELIEVED, Fault, given_up, wait_s
-from pliant.tools.run.statedir.log.fold import JobLog
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.schedule.registry import label_of
+
+_LOSES: Final = RESCALES | {"preempt", "requeue"}
 
 
 def run_event(
@@ -181,6 +183,18 @@ def displaced_event(job: JobLog, time_s: float, attempt: int, reason: str, *, re
     if failure.event == "requeue":
         detail["wait_seconds"] = max(detail["wait_seconds"], wait_s(row))
     return replace(failure, detail=detail)
+
+
+def with_loss(event: Event, log: RunLog) -> Event:
+    """An event that stops or changes a running job, with the GPU hours that are lost by it.
+
+    A failure of its own is no such stop.
+    """
+    job, detail = log.active.get(event.job or ""), event.detail or {}
+    if job is None or event.event not in _LOSES or event.gpus is None or "attempt" in detail:
+        return event
+    lost = job.unsaved_gpu_s(event.time) / 3600.0
+    return replace(event, detail={**detail, "lost_gpu_hours": lost}) if lost else event
 
 
 def missing_place_event(job_id: str, time_s: float, attempt: int, reason: str) -> Event:

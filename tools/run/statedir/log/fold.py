@@ -32,11 +32,15 @@ How ``run`` uses the events:
   slot that the job (or, without a job, every job) does not get for some ``seconds``; ``by`` names the job
   whose worker died. ``slot_up``: a worker has trained there for long enough.
 - ``wait_seconds``: how long the job is not started, or gets no further GPU.
+- ``lost_gpu_hours``: of a job that cannot save, what it had held since its last change, which is lost by this
+  stop or change.
 - ``fail``, ``finish``, ``reject`` and ``cancel`` end a job; gpus 0. A ``cancel`` with a ``reason`` was not
   asked for: the job was to start after one that did not finish. ``release``: nothing is left of a job
   that was ended while something of it might run. A job that finishes, or fails with an ``attempt``, ends only
   when nothing of it is left, and has no such event.
-- ``hold`` and ``unhold`` by a ``user``, ``priority``, and ``drain`` and ``undrain`` of a ``node`` (``now``:
+- ``hold`` and ``unhold`` by a ``user``, ``priority``, ``update`` with the ``changes`` of a job's fields, a
+  ``requeue`` with an ``order`` (the job waits again, also after its end; ``from_start``: at the beginning of
+  its work), and ``drain`` and ``undrain`` of a ``node`` (``now``:
   its jobs leave it, ``until`` a time) execute an order, whose number is in the detail.
 - ``node_down`` and ``node_up``: the backend cannot use a ``node``, for a ``reason``, or can again. Jobs with
   GPUs there have left it before, by a ``shrink`` or a ``requeue``.
@@ -57,7 +61,7 @@ from typing import Any, Final, Literal, get_args
 from pydantic import ConfigDict, TypeAdapter
 
 from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, RESCALES, STARTS, End, Event
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, updated
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.schemas.text import EPOCH_LIKE_S, span_text
@@ -98,7 +102,7 @@ class Counts:
     decided_s: float | None = None
     """When it decided last (UTC)."""
     lost_gpu_seconds: dict[str, float] = field(default_factory=dict)
-    """GPU seconds that jobs held without getting further, by cause: changes, checkpoints, repeats."""
+    """GPU seconds that jobs held without getting further, by cause: changes, checkpoints, repeats, stops."""
 
     def decided(self, event: Event) -> None:
         detail = event.detail or {}
@@ -124,12 +128,14 @@ class Counts:
         cause = "checkpoints" if name == "checkpoint" else "changes"
         self._lose(cause, (event.overhead_seconds or 0.0) * gpus)
         self._lose("repeats", repeated)
+        self._lose("stops", _HOUR_S * float((event.detail or {}).get("lost_gpu_hours", 0.0)))
 
     def _lose(self, cause: str, gpu_seconds: float) -> None:
         if gpu_seconds > 0:
             self.lost_gpu_seconds[cause] = self.lost_gpu_seconds.get(cause, 0.0) + gpu_seconds
 
 
+_HOUR_S: Final = 3600.0
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 _OF_SERVICE: Final = frozenset({"lost_workers", "idle", "straggler"})
 """In the detail of a progress event: not the workers say so, but the service."""
@@ -185,7 +191,9 @@ class JobLog:
     ran_s: float = 0.0
     """Seconds for which it has held GPUs, until ``runs_from_s``."""
     runs_from_s: float | None = None
-    """Since when it holds some."""
+    """Since when it holds those that it has."""
+    lost_gpu_s: float = 0.0
+    """GPU seconds that stops and changes have lost: it neither states nor shows that it can save."""
     failed_s: tuple[float, ...] = ()
     """When attempts failed, as far back as it matters."""
     displacements: int = 0
@@ -241,18 +249,24 @@ class JobLog:
         """How it ended, in the words that people read."""
         return "timed out" if self.timed_out else self.phase
 
-    def over_limit(self, now_s: float) -> str | None:
-        """Which of its limits is reached, as a clause. Returns None if none is."""
+    def next_limit(self, now_s: float) -> tuple[float, str]:
+        """When it reaches a limit if it goes on as it is, and the reason then; infinite: never."""
         limits = self.job.limits
         if limits is None:
-            return None
-        ran_s = self.ran_s + (0.0 if self.runs_from_s is None else now_s - self.runs_from_s)
-        if limits.run_seconds is not None and ran_s >= limits.run_seconds:
-            return f"it has run for {span_text(limits.run_seconds)}, its limit"
+            return math.inf, ""
         until_s = limits.until or math.inf
-        if now_s >= (until_s if until_s >= EPOCH_LIKE_S else self.submitted_s + until_s):
-            return "its time is over (limits.until)"
-        return None
+        until_s = until_s if until_s >= EPOCH_LIKE_S else self.submitted_s + until_s
+        ran_s = self.ran_s + (0.0 if self.runs_from_s is None else now_s - self.runs_from_s)
+        left_s = math.inf if limits.run_seconds is None else limits.run_seconds - ran_s
+        if left_s <= 0 or (self.runs_from_s is not None and now_s + left_s < until_s):
+            return now_s + left_s, f"it has run for {span_text(limits.run_seconds or 0.0)}, its limit"
+        return until_s, "its time is over (limits.until)"
+
+    def unsaved_gpu_s(self, now_s: float) -> float:
+        """GPU seconds that a stop would lose; 0 of a job that can save, or holds no GPUs."""
+        if self.runs_from_s is None or self.job.can_save:
+            return 0.0
+        return self.counted_gpus * max(0.0, now_s - self.runs_from_s)
 
     @property
     def held_gpus(self) -> int:
@@ -334,6 +348,7 @@ class JobLog:
 
     def _enter(self, event: Event) -> None:
         detail = event.detail or {}
+        self.lost_gpu_s += _HOUR_S * float(detail.get("lost_gpu_hours", 0.0))
         if event.event in ORDERS:
             self._obey(event, detail)
             return
@@ -364,7 +379,8 @@ class JobLog:
                 self.change = self.begun = None
                 self.stall_s = event.overhead_seconds
         elif event.event in ("preempt", "requeue"):
-            self.phase, self.change, self.begun = "preempted", None, None
+            self.phase = "waiting" if self.started_s is None else "preempted"
+            self.change = self.begun = None
             self._fail(event.time, detail)
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
@@ -381,10 +397,23 @@ class JobLog:
             self.held, self.held_by = (str(detail.get("user", "")), event.time), detail.get("uid")
         elif event.event == "unhold":
             self.held = self.held_by = None
+        elif event.event == "update":
+            self.job = updated(self.job, detail["changes"])
         else:
             self.job = self.job.model_copy(update={"priority": float(detail["priority"])})
 
+    def _begin_again(self, *, from_start: bool) -> None:
+        """It waits as if it had never failed, also after its end."""
+        if self.ended:
+            self.ended_s, self.timed_out, self.ran_s = None, False, 0.0
+        self.failures, self.failed_at, self.failed_as, self.failed_s = 0, -1.0, None, ()
+        self.displacements, self.displaced_at, self.retry_s = 0, -1.0, None
+        if from_start:
+            self.samples_done, self.furthest, self.loss = 0.0, 0.0, None
+
     def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
+        if "order" in detail:
+            self._begin_again(from_start=bool(detail.get("from_start")))
         attempt = detail.get("attempt")
         over = int(detail.get("over", 0) if attempt is None else attempt)
         self.over_attempt = max(self.over_attempt, over)
@@ -480,7 +509,7 @@ class RunLog:
 
     def add(self, event: Event) -> None:
         self.last_s = max(self.last_s, event.time)
-        if event.event in ORDERS:
+        if event.event in ORDERS or (event.event == "requeue" and "order" in (event.detail or {})):
             self._executed(event)
         if event.event == "decision":
             self._decided(event)
@@ -499,21 +528,27 @@ class RunLog:
         elif event.event == "release":
             self.broken_off.pop(event.job or "", None)
         elif event.job is not None and event.job in self.jobs:
-            job = self.jobs[event.job]
-            before, repeated = job.phase, job.repeated_by(event)
-            job.add(event)
-            if event.gpus is not None:
-                self._pair(job, event)
-            self.counts.happened(event, job.counted_gpus, repeated)
-            if job.ended:
-                self.ends[job.phase] = self.ends.get(job.phase, 0) + 1
-                if event.job not in self.active:
-                    self.ends[before] -= 1  # it had ended already, in that phase
-                self.active.pop(event.job, None)
-                self.newest.pop(event.job, None)
-                if event.event in ENDS and _breaks_off(event, job):
-                    self.broken_off[event.job] = job.phase
-                self.suspects.forget(event.job)
+            self._happened(self.jobs[event.job], event)
+
+    def _happened(self, job: JobLog, event: Event) -> None:
+        job_id, before, repeated = job.job.id, job.phase, job.repeated_by(event)
+        job.add(event)
+        if event.gpus is not None:
+            self._pair(job, event)
+        self.counts.happened(event, job.counted_gpus, repeated)
+        if job_id not in self.active:
+            self.ends[before] -= 1  # it had ended already, in that phase
+        if event.event == "requeue" and "order" in (event.detail or {}):
+            self.active[job_id] = job
+            self.broken_off.pop(job_id, None)
+            self.newest.pop(job_id, None)
+        if job.ended:
+            self.ends[job.phase] = self.ends.get(job.phase, 0) + 1
+            self.active.pop(job_id, None)
+            self.newest.pop(job_id, None)
+            if event.event in ENDS and _breaks_off(event, job):
+                self.broken_off[job_id] = job.phase
+            self.suspects.forget(job_id)
 
     def _pair(self, job: JobLog, event: Event) -> None:
         """Update which jobs have the same GPUs."""

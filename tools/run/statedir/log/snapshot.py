@@ -35,7 +35,7 @@ from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import LogPlace, LogReader
 from pliant.schemas.file_io.files import atomic_write, read_failure
 from pliant.schemas.file_io.limits import garbage_collection_paused
-from pliant.schemas.job import Job
+from pliant.schemas.job import CHANGEABLE, Job
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import decision_event, interruption_event, on_clock, submit_event
@@ -280,6 +280,9 @@ def _take_away(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     """Free the GPUs of jobs that have lost them; a job that waits for its retry goes on waiting."""
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
+        if before.ended:
+            detail = {"reason": job.reason, "order": 0}
+            yield Event(at_s, "requeue", job_id, gpus=0, placement=(), detail=detail)
         if job.gpus:
             continue
         wait_s = 0.0 if job.retry_s in (None, before.retry_s) else (job.retry_s or 0.0) - at_s
@@ -345,6 +348,10 @@ def _words(drain: Drain | None) -> tuple[object, ...] | None:
 def _order(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
+        new = {name for name in CHANGEABLE if getattr(before.job, name) != getattr(job.job, name)}
+        if new:
+            changes = job.job.model_dump(mode="json", include=new)
+            yield Event(at_s, "update", job_id, detail={"changes": changes})
         if before.job.priority != job.job.priority:
             yield Event(at_s, "priority", job_id, detail={"priority": job.job.priority})
         if job.held is not None and before.held is None:

@@ -6,10 +6,12 @@ import pytest
 
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import EventWriter, event_lines, read_event
-from pliant.schemas.io import profile_hash, profile_to_columns
+from pliant.schemas.io import profile_hash, profile_to_columns, read_events
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.report.job_cost import job_cost
+from pliant.tools.report.read_run import read_run
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.members import Ending, Setback
 from pliant.tools.run.service.reports import AttemptEnded, Hindered, Said, report_events
@@ -496,6 +498,31 @@ def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
         state.record([REQUEUE])
         assert read_log(tmp_path / "state").jobs == state.log.jobs
         assert state.log.jobs["a"].furthest == 300.0
+
+
+def test_a_stop_of_a_job_that_cannot_save_says_what_it_loses(tmp_path: Path) -> None:
+    """All that was held since the last change; nothing of a job that saves, or that has ended."""
+    nodes = cluster(4)
+    stops: list[Event] = []
+    for name, more in (("a", {}), ("b", {"preemptible": True})):
+        start = Event(0.0, "start", name, 2, (("n0", 2),))
+        stops += [submit_event(job(name, gpus=2, **more), 0.0), start]  # type: ignore[arg-type]
+    stops.append(Event(1800.0, "move", "a", 2, (("n0", 2),)))
+    stops += [Event(3600.0, "preempt", each, 0, ()) for each in "ab"]
+    stops += [Event(5400.0, "resume", "a", 2, (("n0", 2),)), Event(9000.0, "cancel", "a", 0, ())]
+    schedule = Schedule(time=0.0, policy=PolicyUse(name="fifo"), cluster=nodes)
+    with State(tmp_path / "state") as state:
+        for each in (run_event(schedule, "hash", 0.0), *stops):
+            state.record([each])
+        found = [(each.event, each.detail) for each in read_events(state.dirs.events) if each.job == "a"]
+        known = state.log
+    lost = [(name, detail["lost_gpu_hours"]) for name, detail in found[1:] if detail]
+    assert lost == [("move", 1.0), ("preempt", 1.0)]
+    assert (known.jobs["a"].lost_gpu_s, known.jobs["b"].lost_gpu_s) == (7200.0, 0.0)
+    assert known.counts.lost_gpu_seconds == {"stops": 7200.0}
+    record = read_run(tmp_path / "state" / "events.jsonl")
+    assert record.unsaved_gpu_s == 7200.0
+    assert job_cost([*read_events(tmp_path / "state" / "events.jsonl")], "a", 9000.0).stopped_gpu_s == 7200.0
 
 
 def test_a_failure_after_reported_progress_is_a_first_one() -> None:

@@ -49,7 +49,7 @@ from pliant.tools.schedule.session.withheld import node_of
 from tests.builders import job
 from tests.cli.calling import call
 from tests.tools.run.simulated.hazard import Death, Hazard
-from tests.tools.run.stories import BASIS, BEGAN_S, NODES, Story, rebuilding
+from tests.tools.run.stories import BASIS, BEGAN_S, HAPPENINGS, NODES, UPDATING, Story, rebuilding
 
 
 def go_on(state: StateDir, events: Sequence[Event], *, snapshot: bool = True, basis: Basis = BASIS) -> None:
@@ -103,7 +103,7 @@ def session_of(events: Iterable[Event], saved: SavedSession | None = None) -> di
 @pytest.mark.parametrize("seed", range(6))
 def test_a_snapshot_and_the_rest_fold_to_what_all_events_do(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    events = Story(seed).go_on(rng.randrange(5, 120))
+    events = Story(seed, happenings=UPDATING if seed % 2 else HAPPENINGS).go_on(rng.randrange(5, 120))
     cuts = sorted(rng.randrange(1, len(events)) for _ in range(rng.choice([1, 1, 2, 3])))
     state = written(tmp_path, events, *cuts)
     view, log = LogView(state), read_log(tmp_path)
@@ -477,11 +477,12 @@ def by_going_on(state: StateDir) -> None:
         pass
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_path: Path) -> None:
     """Read at once, repaired, or simply gone on from: each time it is the log that was there."""
     rng = random.Random(seed)
-    events = Story(seed, linked=seed % 2 > 0).go_on(rng.randrange(10, 90))
+    more = UPDATING if seed > 3 else HAPPENINGS
+    events = Story(seed, linked=seed % 2 > 0, happenings=more).go_on(rng.randrange(10, 90))
     behind = rng.randrange(2, len(events) + 1)
     state = written(tmp_path / "whole", events[:behind])
     known, size = fold(events[:behind]), state.events.stat().st_size

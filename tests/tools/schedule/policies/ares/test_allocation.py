@@ -1,19 +1,23 @@
-from itertools import pairwise
+"""All of a workload under a policy: no rescale cost, a decision at every arrival and completion."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.demand import demand_gpu_s, job_state
 from pliant.tools.schedule.jobs import NodeState
 from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesByJob, allowed_sizes
 from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.predict_start import advance, in_order_of_arrival
 from pliant.tools.schedule.rates import Speeds
-from tests.builders import TimedSteps, cluster, curves, job
-from tests.effort import examples
-from tests.tools.schedule.loop import play
+from pliant.tools.schedule.session.session import Session
+from tests import builders
+from tests.builders import TimedSteps, cluster, curves, job, session
 
 CURVE = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0, 16: 6.4}
 """Efficiency against one GPU: 0.95, 0.85, 0.625, 0.4."""
@@ -104,29 +108,6 @@ def test_demand_is_at_the_requested_size_and_alike_jobs_share() -> None:
     assert by_job.of(job_state(job("c", model="m", gpus=2, low=2), known)) is not first
 
 
-@settings(max_examples=examples(100))
-@given(
-    st.integers(1, 20),
-    st.data(),
-    st.integers(1, 40),
-    st.floats(0.05, 1),
-    st.lists(st.floats(0.1, 2), min_size=40, max_size=40),
-)
-def test_every_step_is_within_the_limits_and_every_growth_pays(requested, data, gpus, alpha, gains):
-    low = data.draw(st.integers(1, requested))
-    high = data.draw(st.integers(requested, 40))
-    batch = data.draw(st.integers(1, 60))
-    curve = {k: sum(gains[:k]) for k in range(1, 41)}
-    known = speeds(gpus, CurveThroughput({"m": curve}))
-    spec = job(model="m", gpus=requested, low=low, high=high, batch=batch)
-    result = allowed_sizes(job_state(spec, known), "gpu", known, alpha)
-    assert list(result.sizes) == sorted(set(result.sizes))
-    assert all(low <= size <= min(high, gpus, batch) for size in result.sizes)
-    per_gpu = curve[result.base] / result.base if result.base else 0.0
-    assert all(curve[k] / k >= alpha * per_gpu * (1 - 1e-12) for k in result.sizes if k > result.base)
-    assert bool(result.sizes) == (low <= min(gpus, batch))
-
-
 HOUR = 3600.0
 
 
@@ -182,56 +163,21 @@ def test_figures_1_and_4_of_the_paper() -> None:
     ]
 
 
-SOME_JOBS = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(1, 60), st.sampled_from([1, 2, 4, 8])),
-    min_size=1,
-    max_size=12,
-)
-"""(submit time, GPU-seconds at the requested size, requested GPUs)."""
+@dataclass
+class Played:
+    session: Session
+    end_s: dict[str, float] = field(default_factory=dict)
+    sizes_at: dict[float, dict[str, int]] = field(default_factory=dict)
+    """GPUs of every running job after the decision at each event."""
 
 
-class Watched(Ares):
-    """Ares that keeps the virtual finish time of every job."""
-
-    finish: dict[str, float]
-
-    def decide(self, snapshot, rng):  # type: ignore[no-untyped-def]
-        decision = super().decide(snapshot, rng)
-        self.finish = {**getattr(self, "finish", {}), **self.dump_state()["jobs"]}
-        return decision
-
-
-@settings(max_examples=examples(40))
-@given(SOME_JOBS, st.sampled_from([8, 12]))
-def test_with_linear_scaling_no_job_ends_after_equal_sharing(drawn, gpus):
-    jobs = [
-        job(f"j{i:02}", at=at, gpus=requested, low=1, high=gpus, gpu_seconds=work)
-        for i, (at, work, requested) in enumerate(drawn)
-    ]
-    shared = equal_sharing(jobs, gpus)
-    policy = Watched()
-
-    ended = play(policy, cluster(gpus), jobs).end_s
-
-    assert all(ended[i] <= shared[i] + 1e-6 for i in shared)
-    in_order = sorted(policy.finish, key=lambda i: (policy.finish[i], i))
-    assert sorted(in_order) == sorted(shared)
-    assert all(shared[a] <= shared[b] + 1e-9 for a, b in pairwise(in_order))
-
-
-@settings(max_examples=examples(30))
-@given(SOME_JOBS, st.floats(0.5, 0.95), st.lists(st.floats(0, 1), min_size=12, max_size=12))
-def test_with_concave_scaling_no_delay_exceeds_the_bound(drawn, alpha, bends):
-    # T(k) = k / (1 + s (k - 1)): concave; s such that eff(8) relative to one GPU lies between alpha and 1.
-    slopes = [bend * (1 / alpha - 1) / 7 * (1 - 1e-9) for bend in bends]
-    speeds = {f"m{i}": {k: k / (1 + slope * (k - 1)) for k in range(1, 9)} for i, slope in enumerate(slopes)}
-    jobs = [
-        job(f"j{i:02}", at=at, gpus=requested, low=1, high=8, gpu_seconds=work, model=f"m{i}")
-        for i, (at, work, requested) in enumerate(drawn)
-    ]
-    shared = equal_sharing(jobs, 8)
-
-    played = play(Ares(alpha=alpha), cluster(8), jobs, CurveThroughput(speeds))
-
-    bound = (1 / alpha - 1) * played.longest_busy_s
-    assert all(played.end_s[i] - shared[i] <= bound + 1e-6 for i in shared)
+def play(policy: Policy, nodes: Cluster, jobs: Iterable[Job], throughput: Throughput | None = None) -> Played:
+    held = session(policy, nodes, throughput)
+    played, coming, now_s = Played(held), in_order_of_arrival(jobs), 0.0
+    while (next_s := advance(held, now_s, coming)) is not None:
+        now_s = next_s
+        for job_id in held.ended:
+            played.end_s.setdefault(job_id, now_s)
+        held.decide(now_s)
+        played.sizes_at[now_s] = builders.sizes(held)
+    return played

@@ -2,14 +2,17 @@ import numpy as np
 import pytest
 
 from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput import Placement, plan_batch, shares
+from pliant.tools.profile.throughput_model import ThroughputBySize
+from pliant.tools.schedule.policies.ares.goodput import AresGoodput
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.ares.unknown_demand import apportion, equal_split, reserved_gpus
 from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, sizes
+from tests.tools.profile.rows_builder import step
 from tests.tools.schedule.policies.started import joined, started
 
 BENT = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0}
@@ -187,7 +190,7 @@ def test_a_scattered_job_is_gathered_where_that_pays(compact_s: float | None, mo
     assert steps(held, 11) == {}
 
 
-def test_every_job_is_explained_and_starts_as_predicted() -> None:
+def test_every_job_is_explained() -> None:
     jobs = [bent(f"j{number:02}", 40 + number) for number in range(11)]
     held = opened(Ares(), cluster(6), *jobs, throughput=curves(bent=BENT))
     assert held.explain(0) == {}
@@ -197,47 +200,6 @@ def test_every_job_is_explained_and_starts_as_predicted() -> None:
         "F = 41 (2nd of 11), ceiling 4 by alpha 0.75 (eff(6) = 0.70), 2 free after the jobs before it"
     )
     assert why["j10"].reason == "F = 50 (11th of 11), needs 1 GPU, 0 free after the jobs before it"
-    # The predicted start is what happens.
-    jobs = [bent(f"j{number}", 50 + 7 * number, gpus=1 + number % 4) for number in range(9)]
-    rigid = job("rigid", gpus=7, gpu_seconds=200)
-    held = started(Ares(), cluster(8), *jobs, rigid, throughput=curves(bent=BENT))
-    expected = predictions(copy_of(held), 0)
-    predicted = {job_id: each.start_s for job_id, each in expected.items() if each.start_s is not None}
-    assert len(predicted) > 5
-    begun: dict[str, float] = {}
-    while held.jobs:
-        now_s, ended = min((s.finish_time_s() or float("inf"), i) for i, s in held.jobs.items())
-        held.end(ended, now_s)
-        begun |= {e.job.id: now_s for e in held.decide(now_s) if e.step == "start"}
-    assert predicted == {job_id: pytest.approx(time_s) for job_id, time_s in begun.items()}
-
-
-@pytest.mark.parametrize(
-    ("impossible", "reason"),
-    [
-        (job("no", gpus=100, gpu_seconds=1e6), "needs 100 GPUs of one type, the cluster has 4"),
-        (job("no", gpus=8, low=5, gpu_seconds=8), "needs 5 GPUs of one type, the cluster has 4"),
-        (job("no", gpus=6), "needs 6 GPUs of one type, the cluster has 4"),
-        (job("no", gpus=4, low=2, batch=1), 'model "linear" at batch 1 does not run on 2 GPUs of any type'),
-    ],
-)
-@pytest.mark.parametrize("comes_first", [True, False])
-def test_a_job_that_can_never_run_is_rejected_with_the_reason(impossible, reason, comes_first) -> None:
-    held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
-    if not comes_first:
-        steps(held, 0, job("first", gpu_seconds=5))
-        held.end("first", 0)
-        held.decide(0)
-    held.submit(impossible, 0)
-    assert [(transition.step, transition.reason) for transition in held.decide(0)] == [("reject", reason)]
-    assert held.explain(0) == {}
-
-
-def test_a_job_that_can_never_run_changes_nothing_for_the_others() -> None:
-    # V is 60 when "new" arrives, so its F is 110 and "long", with 100, goes on.
-    for others in ([], [job("no", gpus=100, gpu_seconds=1e6)], [job("no", gpus=100)]):
-        jobs = (*others, job("long", gpu_seconds=100), job("new", at=60, gpu_seconds=50))
-        assert decided(opened(Ares(), cluster(1), *jobs), 60) == {"long": 1}
 
 
 @pytest.mark.parametrize(
@@ -317,3 +279,56 @@ def test_the_pool_is_widened_for_a_large_job_and_is_of_all_types() -> None:
     held.end("x", 1)
     held.decide(1)
     assert [(held.jobs[n].gpus, held.jobs[n].gpu_type) for n in "yz"] == [(4, "one"), (2, "two")]
+
+
+BATCH = 32
+GPUS = (1, 2, 4, 8)
+
+
+def profile(sync_s: float = 0.1) -> Profile:
+    """A sample takes 0.1 s, and k GPUs k − 1 times ``sync_s``: large batches scale further."""
+    rows = (
+        step(gpus, 2**power, 0.1 * 2**power + sync_s * (gpus - 1), model="conv")
+        for gpus in GPUS
+        for power in range(8)
+    )
+    return Profile(tuple(rows))
+
+
+def conv(name: str = "a", **more: object) -> Job:
+    """A job that may train at 32 to 256 samples on 1 to 8 GPUs."""
+    stated = {"elastic": "size+batch", "gpus": 1, "low": 1, "high": 8, "work": {"samples": 50_000.0}} | more
+    return job(name, model="conv", batch={"size": BATCH, "min": BATCH, "max": 256}, **stated)  # type: ignore[arg-type]
+
+
+def decided_twice(noise_scale: float | None, *jobs: Job) -> Session:
+    """All jobs arrived and decided for, once without known noise and once with."""
+    held = started(AresGoodput(), cluster(8), *jobs, throughput=ThroughputBySize(profile()))
+    for state in held.jobs.values():
+        state.noise_scale = noise_scale
+    held.decide(1)
+    return held
+
+
+def test_batch_and_size_grow_where_noise_is_large():
+    # At 32 samples, four GPUs bring less than alpha.
+    for noise, elastic in ((None, "size+batch"), (1.0, "size+batch"), (1e6, "size")):
+        held = decided_twice(noise, conv(elastic=elastic))
+        assert (sizes(held), held.jobs["a"].global_batch) == ({"a": 2}, BATCH)
+
+    held = decided_twice(1e6, conv())
+    assert held.jobs["a"].global_batch > BATCH
+    assert sizes(held) == {"a": 8}
+
+    jobs = [conv(name, work={"samples": samples}) for name, samples in (("long", 9e4), ("short", 1e4))]
+    assert sizes(decided_twice(1e6, *jobs)) == {"short": 8}
+
+
+@pytest.mark.parametrize(("samples", "changes"), [(50_000.0, True), (400.0, False)])
+def test_a_job_changes_its_batch_where_it_ends_sooner(samples: float, changes: bool):
+    held = decided_twice(64.0, conv(high=2, work={"samples": samples}))
+    before = held.jobs["a"].global_batch
+    held.jobs["a"].noise_scale = 1e6
+    held.decide(2)
+    assert (held.jobs["a"].global_batch > before) is changes
+    assert held.jobs["a"].gpus == 2

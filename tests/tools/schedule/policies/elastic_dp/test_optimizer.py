@@ -1,14 +1,10 @@
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.tools.schedule.policies.elastic_dp.curves import GRID, Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
-from tests.effort import examples
 
 Curve = list[float]
 """[GPUs] what they are worth; the first is for none and not read."""
@@ -38,71 +34,10 @@ def worth(curves: Sequence[Curve], result: Sequence[int]) -> float:
     return sum(curve[size] for curve, size in zip(curves, result, strict=True))
 
 
-def allocations(
-    gpus: int, curves: Sequence[Curve], users: Sequence[str], quota: int | None
-) -> Iterator[tuple[int, ...]]:
-    for result in product(*(range(1, len(curve)) for curve in curves)):
-        by_user = {user: 0 for user in users if user}
-        for user, size in zip(users, result, strict=True):
-            if user:
-                by_user[user] += size
-        if sum(result) <= gpus and (quota is None or all(held <= quota for held in by_user.values())):
-            yield result
-
-
-EIGHTHS = st.integers(-16, 64).map(lambda eighths: eighths / 8)
-CURVES = st.one_of(
-    st.lists(EIGHTHS, min_size=1, max_size=6),
-    st.lists(EIGHTHS | st.just(-inf), min_size=1, max_size=6),
-    st.lists(EIGHTHS, min_size=1, max_size=6).map(
-        lambda steps: [float(each) for each in np.cumsum(sorted(steps, reverse=True))]
-    ),
-    st.integers(1, 6).map(lambda most: [size / 2 for size in range(1, most + 1)]),
-).map(lambda values: [0.0, *values])
-JOBS = st.lists(st.tuples(CURVES, st.sampled_from(["", "", "ann", "bob"])), min_size=1, max_size=4)
 Jobs = list[tuple[Curve, str]]
 
 
-@settings(max_examples=examples(300))
-@given(jobs=JOBS, gpus=st.integers(0, 16), quota=st.none() | st.integers(1, 9))
-def test_no_other_allocation_of_a_few_jobs_is_worth_more(jobs: Jobs, gpus: int, quota: int | None):
-    curves, users = [curve for curve, _ in jobs], [user for _, user in jobs]
-    allowed = set(allocations(gpus, curves, users, quota))
-    best = max((worth(curves, each) for each in allowed), default=-inf)
-    result = optimizer(gpus, curves, users, quota)
-    if result is None:
-        assert best == -inf
-    else:
-        chosen = tuple(result.sizes())
-        assert chosen in allowed
-        assert worth(curves, chosen) == best
-
-
-def some_jobs(rng: np.random.Generator) -> Jobs:
-    """Four jobs of up to six GPUs, in eighths, so that ties are frequent and sums exact."""
-    jobs = []
-    for _ in range(4):
-        steps = rng.integers(-2, 9, rng.integers(1, 7)) / 8
-        kind = rng.integers(4)
-        curve = np.cumsum(np.sort(steps)[::-1] if kind == 0 else steps) + 2
-        if kind == 1:
-            curve[rng.random(len(curve)) < 0.3] = -inf
-        jobs.append(([0.0, *curve.tolist()], str(rng.choice(["", "ann", "bob"]))))
-    return jobs
-
-
-def test_solving_is_once_or_by_job_and_equals_come_in_order() -> None:
-    rng = np.random.default_rng(12)
-    for _ in range(100):
-        gpus, quota = int(rng.integers(4, 17)), int(rng.integers(2, 10)) if rng.random() < 0.7 else None
-        at_once, step_by_step = Optimizer(gpus, quota), Optimizer(gpus, quota)
-        for curve, user in some_jobs(rng):
-            gains = gains_of(curve)
-            if gains is not None:
-                assert at_once.add(gains, user) == step_by_step.add(gains, user)
-                step_by_step.sizes()
-        assert at_once.sizes() == step_by_step.sizes()
-    # A job that does not fit changes nothing.
+def test_a_job_that_does_not_fit_changes_nothing_and_equals_come_in_order() -> None:
     result = optimizer(4, [[0, 1, 2], [0, -inf, 1]])
     assert not result.add(gains_of([0, -inf, 1]))
     assert (result.left, result.sizes()) == (1, [2, 2])
@@ -120,20 +55,6 @@ def test_solving_is_once_or_by_job_and_equals_come_in_order() -> None:
 
     steady, jump = [0, 1, 2, 3], [0, 1, 1, 3]
     assert sizes(4, jump, steady) == sizes(4, steady, jump)[::-1] == [1, 3]
-
-
-@settings(max_examples=examples(100))
-@given(curves=st.lists(CURVES, min_size=1, max_size=4), gpus=st.integers(4, 14))
-def test_of_equally_good_allocations_the_last_job_gets_least(curves: list[Curve], gpus: int):
-    gains = [gains_of(curve) for curve in curves]
-    if any(each is None or each.concave for each in gains):
-        return
-    result = optimizer(gpus, curves)
-    if result is not None:
-        every = list(allocations(gpus, curves, [""] * len(curves), None))
-        best = max(worth(curves, each) for each in every)
-        tied = [each for each in every if worth(curves, each) == best]
-        assert tuple(result.sizes()) == min(tied, key=lambda each: each[::-1])
 
 
 def test_quotas_of_users_and_gains_on_the_grid() -> None:

@@ -1,11 +1,7 @@
-import json
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
@@ -193,34 +189,6 @@ def asked(times: ScalingTimes, changes: Sequence[Change], now_s: float) -> bool:
     if due:
         times.hold(now_s)
     return due
-
-
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from([0.0, 0.0, 1.0, 40.0, 99.0, 100.0, 250.0]),
-            st.sampled_from(["arrived", "arrived", "finished", "rejected", "lost"]),
-        ),
-        min_size=1,
-        max_size=30,
-    ),
-    ended_part=st.sampled_from([None, 0.05, 0.5]),
-    interval_s=st.sampled_from([0.0, 0.1, 100.0, 600.0]),
-    carried=st.booleans(),
-)
-def test_scaling_times_follow_from_the_history_of_changes_alone(steps, ended_part, interval_s, carried):
-    now_s, history = 0.0, []
-    for passes_s, kind in steps:
-        now_s += passes_s
-        history.append(change(now_s, kind))
-    kept = ScalingTimes(interval_s, ended_part)
-    for time_s, group in groupby(history, key=lambda each: each.time_s):
-        if carried:
-            state = json.loads(json.dumps(kept.dump()))
-            kept = ScalingTimes(interval_s, ended_part)
-            kept.load(state)
-        due = asked(kept, list(group), time_s)
-    assert asked(ScalingTimes(interval_s, ended_part), history, now_s) == due
 
 
 @pytest.mark.parametrize("interval_s", [0.1, 0.3, 1 / 3, 7.7, 600])

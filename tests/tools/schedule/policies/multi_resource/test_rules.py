@@ -1,13 +1,8 @@
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pliant.schemas.job import Utility
 from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
 from pliant.tools.schedule.policies.multi_resource.fleet import (
     Active,
@@ -18,15 +13,9 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     dominant_share,
 )
 from pliant.tools.schedule.policies.multi_resource.rules import (
-    Losses,
-    Prospect,
-    RiskReward,
-    WorthStep,
     by_arrival,
     by_dominant_share,
 )
-from tests.effort import examples
-from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 
 NO_PS = np.zeros((0, 2))
 
@@ -43,13 +32,6 @@ def job(
     bid = Bid(name, ord(name) - 97, work, 50, np.array(demand), np.zeros(2), np.full(200, worth))
     placed = None if held is None else PlacedWorkers(np.array(held), np.zeros(0, dtype=np.int64))
     return Active(bid, work, requested, placed)
-
-
-def prospect(job: Active) -> Prospect:
-    """In slots from the first one on."""
-    return Prospect(
-        job.slots_left(job.requested), lambda slots: float(job.bid.worth[int(slots) - 1 : int(slots)].sum())
-    )
 
 
 def sizes(holdings: Mapping[str, PlacedWorkers]) -> dict[str, int]:
@@ -82,53 +64,3 @@ def test_workers_are_placed_by_drf_and_dorm_as_in_the_papers() -> None:
     result = sizes(DormRule(servers, fairness=0.5).holdings(jobs))
     assert sum(count != 1 for count in result.values()) == 1
     assert sizes(DormRule(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != result
-
-
-@settings(max_examples=examples(15))
-@given(st.integers(0, 2**32 - 1))
-def test_every_rule_keeps_to_capacities(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    servers = servers_of(rng, 4, 3)
-    bids = [bid_of(rng, f"job-{number}", 8, 40, 6) for number in range(7)]
-    jobs = [Active(bid, bid.work, int(rng.integers(bid.least_workers, bid.most_workers + 1))) for bid in bids]
-    rules = {
-        "fifo": by_arrival(jobs, servers),
-        "drf": by_dominant_share(jobs, servers),
-        "rrh": RiskReward(servers).holdings(jobs, [prospect(each) for each in jobs]),
-        "dorm": DormRule(servers).holdings(jobs),
-    }
-    for name, holdings in rules.items():
-        used, used_ps = np.zeros_like(servers.workers), np.zeros_like(servers.ps)
-        for bid in (bid for bid in bids if bid.id in holdings):
-            placed = holdings[bid.id]
-            assert bid.least_workers <= placed.size <= bid.most_workers, name
-            assert int(placed.ps.sum()) == int(bid.ps_of(np.array([placed.size]))[0]) <= placed.size, name
-            used += placed.workers[:, None] * bid.worker
-            used_ps += placed.ps[:, None] * bid.ps
-        assert (used <= servers.workers * (1 + 1e-6) + 1e-6).all(), name
-        assert (used_ps <= servers.ps * (1 + 1e-6) + 1e-6).all(), name
-
-
-def test_jobs_lose_as_much_by_delay_of_steps_as_of_other_shapes() -> None:
-    """Steps are looked at all at once; a job costs itself nothing, and one that never falls loses nothing."""
-    rng = np.random.default_rng(4)
-
-    def made(shape: Literal["step", "sigmoid", "constant"]) -> Prospect:
-        utility = Utility(shape=shape, value=float(rng.integers(1, 9)), target=50.0, decay=0.1)
-        since_s = float(rng.integers(0, 40))
-        step = WorthStep(utility.value, since_s, 50.0) if shape == "step" else None
-        duration_s = float(rng.integers(1, 40))
-        return Prospect(duration_s, lambda late_s: utility.worth(since_s + late_s), shape != "constant", step)
-
-    jobs = [made(shape) for shape in ("step", "sigmoid", "constant") for _ in range(8)]
-    result, stepless = Losses(), Losses([replace(each, step=None) for each in jobs])
-    for each in jobs:
-        result.add(each)
-    for delay in (*jobs, made("step")):
-        others = [each for each in jobs if each is not delay]
-        lost = [each.worth(each.duration) - each.worth(each.duration + delay.duration) for each in others]
-        assert result.by(delay) == pytest.approx(sum(lost))
-        assert result.by(made("step")) > 0
-    new = made("step")
-    assert result.by(new) == stepless.by(new)
-    assert Losses().by(new) == 0

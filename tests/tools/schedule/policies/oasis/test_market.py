@@ -1,22 +1,13 @@
-from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.parts.slot_schedules import broken_rules
-from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, SlotPlan, sigmoid_worth
-from pliant.tools.schedule.policies.oasis import market as of_market
-from pliant.tools.schedule.policies.oasis.market import Market, Places, Side, schedules
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers, SlotPlan, sigmoid_worth
+from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
-from tests.effort import examples
-from tests.tools.schedule.policies.oasis.worlds import bid_of, busy_market, servers_of
 
-SEEDS = st.integers(0, 2**32 - 1)
 ONE = Servers(("cpu", "memory"), np.array([[4.0, 8.0]]), np.zeros((0, 2)))
 
 
@@ -125,25 +116,6 @@ def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> No
         assert market.quote(again).is_worth_it is admitted
 
 
-@settings(max_examples=examples(30))
-@given(SEEDS)
-def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
-    rng, slots = np.random.default_rng(seed), 12
-    servers = servers_of(rng, 4, 4)
-    bids = [bid_of(rng, f"job-{n}", slots, 40, 9) for n in range(25)]
-    market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
-    planned = []
-    for bid in sorted(bids, key=lambda bid: bid.arrival):
-        hopeless = market.is_hopeless(bid)
-        quote, plan = market.offer(bid)
-        if plan is not None:
-            planned.append((bid, plan))
-            assert not hopeless
-            assert plan.last == quote.last
-            assert quote.payoff > 0
-    assert broken_rules(servers, planned, slots) == []
-
-
 def test_broken_rules_are_seen_and_estimates_have_a_beginning() -> None:
     bid = Bid("a", 1, 3, 2, np.array([3.0, 1.0]), np.array([1.0, 0.0]), np.ones(4), 1.0, 1.0)
     servers = replace(ONE, ps=np.array([[1.0, 0.0]]))
@@ -173,164 +145,3 @@ def test_broken_rules_are_seen_and_estimates_have_a_beginning() -> None:
     assert [row for row in plan.ps.sum(axis=1).tolist() if row] == [1] * int((plan.sizes() > 0).sum())
     assert broken_rules(servers, [(bid, plan)], 4) == []
     assert broken_rules(servers, [(bid, replace(plan, ps=0 * plan.ps))], 4)
-
-
-def limits(side: Side, demand: Floats, slot: int) -> list[int]:
-    """[server] how many of this demand fit, resource by resource."""
-    result = []
-    for capacity, used in zip(side.capacity, side.used[slot], strict=True):
-        needed = [(float(c - u), float(d)) for c, u, d in zip(capacity, used, demand, strict=True) if d > 0]
-        result.append(min((int((free + 1e-9) / each + 1e-9) for free, each in needed), default=99))
-    return result
-
-
-def by_all_schedules(market: Market, bid: Bid) -> list[float]:
-    """[slot from arrival] the least cost over all placements of every slot and all divisions of the work."""
-    tables = []
-    for slot in range(bid.arrival, market.slots):
-        table: dict[int, float] = {0: 0.0}
-        workers = limits(market.workers, bid.worker, slot)
-        ps = limits(market.ps, bid.ps, slot) if bid.needs_ps else [0] * len(market.ps.capacity)
-        most = bid.most_workers
-        for y in product(*(range(min(limit, most) + 1) for limit in workers)):
-            for z in product(*(range(min(limit, sum(y)) + 1) for limit in ps)):
-                served = sum(z) * bid.ps_bandwidth >= sum(y) * bid.worker_bandwidth * (1 - 1e-9)
-                served = served and (sum(z) > 0 or not sum(y))
-                if 0 < sum(y) < bid.least_workers or sum(y) > most or sum(z) > sum(y):
-                    continue
-                if bid.needs_ps and not served:
-                    continue
-                cost = sum(n * market.workers.prices[slot, h] @ bid.worker for h, n in enumerate(y))
-                cost += sum(n * market.ps.prices[slot, k] @ bid.ps for k, n in enumerate(z))
-                table[sum(y)] = min(table.get(sum(y), np.inf), float(cost))
-        tables.append(table)
-    return [
-        min(
-            (
-                sum(table[size] for table, size in zip(tables, sizes, strict=False))
-                for sizes in product(*(table for table in tables[: end + 1]))
-                if sum(sizes) >= bid.work
-            ),
-            default=np.inf,
-        )
-        for end in range(len(tables))
-    ]
-
-
-@settings(max_examples=examples(30))
-@given(SEEDS)
-def test_costs_of_all_ends_are_those_of_the_best_schedules(seed: int) -> None:
-    """A job that can end needs no more work than the servers have room for."""
-    rng = np.random.default_rng(seed)
-    slots = 3
-    servers = servers_of(rng, 2, 2)
-    market = busy_market(rng, servers, [bid_of(rng, f"job-{n}", slots, 4, 3) for n in range(3)], slots)
-    bid = bid_of(rng, "next", slots, 6, 3)
-    np.testing.assert_allclose(market.quote(bid).costs, by_all_schedules(market, bid), rtol=1e-9)
-    for _ in range(3):  # each offer that is accepted leaves less
-        most = [limits(market.workers, bid.worker, slot) for slot in range(bid.arrival, slots)]
-        room = [min(sum(min(each, bid.most_workers) for each in row), bid.most_workers) for row in most]
-        assert market.most_work(bid).tolist() == np.cumsum(room).tolist()
-        ends = np.flatnonzero(np.isfinite((quote := market.quote(bid)).costs))
-        if len(ends):
-            assert bid.work <= market.most_work(bid)[ends[0]]
-            soon = market.quote(bid, until=bid.arrival + int(ends[0]) + 1)
-            assert soon.costs[-1] == quote.costs[ends[0]]
-            plans = [each.found.plan(int(ends[0])) for each in (soon, quote)]
-            assert plans[0].workers.tolist() == plans[1].workers.tolist()
-            assert plans[0].ps.tolist() == plans[1].ps.tolist()
-        market.offer(replace(bid, worth=bid.worth + 1e6))
-
-
-@settings(max_examples=examples(40))
-@given(SEEDS)
-def test_a_market_priced_again_has_the_same_commitments(seed: int) -> None:
-    """To the last bit, in whatever order jobs came and left; sums that may be rounded are not exact."""
-    rng = np.random.default_rng(seed)
-    slots = 4
-    servers = servers_of(rng, 5, 3)
-    bids = [replace(bid_of(rng, f"job-{n}", slots, 4, 3), first_part=1.0) for n in range(6)]
-    whole = [replace(bid, worker=np.round(bid.worker), ps=np.round(bid.ps)) for bid in bids]
-    before, after = (PriceBounds.of(some, servers, slots) for some in (whole[:3], whole))
-    market, again = Market(servers, before, slots), Market(servers, after, slots)
-    plans = [(bid, plan) for bid in whole if (plan := market.offer(bid)[1]) is not None]
-    for bid, plan in plans[:1]:
-        market.release(bid, plan)
-    for bid, plan in reversed(plans[1:]):
-        again.commit(bid, plan)
-    market.price_again(after)
-    assert market.is_exact
-    for one, other in ((market.workers, again.workers), (market.ps, again.ps)):
-        assert one.used.tobytes() == other.used.tobytes()
-        assert one.prices.tobytes() == other.prices.tobytes()
-    some = replace(whole[0], worker=np.full(3, 0.1))
-    market.commit(some, SlotPlan(0, np.ones((1, 5), dtype=np.int64), np.zeros((1, 3), dtype=np.int64)))
-    assert not market.is_exact
-
-
-@settings(max_examples=examples(30))
-@given(
-    gains=st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),
-    costs=st.lists(st.integers(1, 5), min_size=1, max_size=4),
-    work=st.integers(1, 12),
-    first_part=st.sampled_from([1.0, 0.5]),
-)
-def test_sizes_not_in_proportion_cost_what_trying_all_finds(gains, costs, work, first_part):
-    """One server; a size does what its row of ``advance`` says, and half of it in half a slot."""
-    advance = np.array([0, *np.cumsum(gains)], dtype=np.int64)
-    advance[1:][np.diff(advance) == 0] = 0  # no faster than a smaller one: not a size
-    most, slots = len(gains), len(costs)
-    bid = Bid("a", 0, work, most, np.ones(1), np.zeros(1), np.ones(slots))
-    bid = replace(bid, advance=advance, first_part=first_part)
-    nothing = Places.of(np.zeros((slots, 0)), np.zeros((slots, 0), dtype=np.int64))
-    places = Places.of(np.array(costs, dtype=float)[:, None], np.full((slots, 1), most))
-    result = schedules(bid, 0, places, nothing)
-    usable = [0, *np.flatnonzero(advance).tolist()]
-
-    def done(sizes: Sequence[int]) -> int:
-        return sum(int(bid.advances(is_first=not slot)[size]) for slot, size in enumerate(sizes))
-
-    for end in range(slots):
-        enough = (way for way in product(usable, repeat=end + 1) if done(way) >= work)
-        least = min((float(np.dot(way, costs[: end + 1])) for way in enough), default=np.inf)
-        assert result.by_end[end] == least
-        if np.isfinite(least):
-            sizes = result.plan(end).sizes()
-            assert float((sizes * np.array(costs[: end + 1])).sum()) == least
-            assert done(sizes.tolist()) >= work
-
-
-@given(SEEDS)
-@settings(max_examples=examples(30), deadline=None)
-def test_kept_places_equal_those_of_a_fresh_look_at_the_servers(seed: int) -> None:
-    """Whatever is asked between commitments, in part given back, as prices change and time moves on, and
-    however little is kept.
-    """
-    rng = np.random.default_rng(seed)
-    servers, slots = servers_of(rng, 4, 2), 8
-    bids = [bid_of(rng, f"job-{n}", slots, 20, 5) for n in range(6)]
-    market = busy_market(rng, servers, bids, slots)
-    side, asked = market.workers, [bid.worker for bid in bids[:3]]
-    some = rng.random(len(side.capacity)) < 0.7
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(of_market, "_MOST_KEPT", int(rng.choice([1, 40, 100, 10_000])))
-        for _ in range(6):
-            if rng.random() < 0.2:
-                market.move_on(1)
-            if rng.random() < 0.2:
-                side.price_again(market.bounds.scaled(2.0).workers)
-            if rng.random() < 0.2:
-                side = deepcopy(side)
-                market.workers = side
-            at = int(rng.integers(0, slots - 1))
-            side.take(rng.integers(-1, 2, (2, len(side.capacity))), asked[0], slice(at, at + 2))
-            again = Side(side.capacity, side.bounds, market.slots)
-            again.used, again.prices = side.used, side.prices
-            for demand in asked:
-                for allowed in (None, some):
-                    kept, fresh = (each.places(demand, slice(1, None), allowed) for each in (side, again))
-                    for name in ("prices", "order", "ends"):
-                        assert np.array_equal(getattr(kept, name), getattr(fresh, name))
-                    rooms = [each.room(demand, 5, allowed) for each in (side, again)]
-                    assert np.array_equal(*rooms)
-                    assert np.array_equal(rooms[0][1:], np.minimum(fresh.ends[:, -1], 5))

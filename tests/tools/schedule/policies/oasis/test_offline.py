@@ -1,15 +1,11 @@
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from benchmarks.parts.slot_schedules import broken_rules
 from pliant.cli.common import command
 from pliant.cli.replay import replay
 from pliant.cli.run import run
@@ -21,16 +17,12 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.report.read_run import read_run
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers
 from pliant.tools.schedule.policies.oasis import offline as offline_policy
-from pliant.tools.schedule.policies.oasis.market import Market
-from pliant.tools.schedule.policies.oasis.offline import TRIFLE, Layout, OasisOffline, solve, variables
+from pliant.tools.schedule.policies.oasis.offline import Layout, OasisOffline, solve, variables
 from pliant.tools.schedule.policies.oasis.policy import Oasis
-from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, decided
-from tests.effort import examples
 from tests.tools.schedule.policies.oasis.test_policy import SLOT_S, bidder, run_out
-from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 from tests.tools.schedule.policies.started import joined
 
 ONE_PLACE = Servers(("cpu",), np.array([[1.0]]), np.zeros((0, 1)))
@@ -38,51 +30,6 @@ ONE_PLACE = Servers(("cpu",), np.array([[1.0]]), np.zeros((0, 1)))
 
 def job(name: str, arrival: int, work: int, worth: list[float]) -> Bid:
     return Bid(name, arrival, work, 1, np.ones(1), np.zeros(1), np.array(worth))
-
-
-def by_all_orders(bids: list[Bid], slots: int) -> float:
-    """One place: the best of all ways to give each slot to one job or to none."""
-    best = 0.0
-    for owners in product((None, *bids), repeat=slots):
-        total = 0.0
-        for bid in bids:
-            mine = [slot for slot, owner in enumerate(owners) if owner is bid and slot >= bid.arrival]
-            total += float(bid.worth[mine[-1]]) if len(mine) >= bid.work else 0.0
-        best = max(best, total)
-    return best
-
-
-@settings(max_examples=examples(15))
-@given(st.integers(0, 2**32 - 1))
-def test_it_is_the_best_of_all_orders(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    bids = [
-        job(f"job-{n}", int(rng.integers(3)), int(rng.integers(1, 4)), sorted(rng.uniform(0, 9, 4))[::-1])
-        for n in range(3)
-    ]
-    result = solve(bids, ONE_PLACE, 4)
-    assert result.utility == pytest.approx(by_all_orders(bids, 4), rel=1e-3)
-    assert result.gap <= 1e-3
-
-
-@settings(max_examples=examples(10))
-@given(st.integers(0, 2**32 - 1))
-@example(51)  # the solver misses these three with its presolve on
-@example(59)
-@example(197)
-@example(1357)  # all that there is to earn is 1.3e-7, beside jobs worth 47 that do not fit
-def test_its_plans_keep_all_rules_and_are_worth_as_much_as_oasis(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    slots, servers = 5, servers_of(rng, 2, 2)
-    bids = [bid_of(rng, f"job-{n}", slots, 8, 3) for n in range(5)]
-    market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
-    offered = [(bid, market.offer(bid)[1]) for bid in sorted(bids, key=lambda bid: bid.arrival)]
-    online = sum(float(bid.worth[plan.last]) for bid, plan in offered if plan is not None)
-    result = solve(bids, servers, slots)
-    planned = [(bid, plan) for bid, plan in zip(bids, result.plans, strict=True) if plan is not None]
-    assert broken_rules(servers, planned, slots) == []
-    trifle = TRIFLE * max(float(bid.worth.max()) for bid in bids)
-    assert result.utility >= online * (1 - 1e-3) - trifle
 
 
 def test_the_best_plan_of_a_few_jobs_in_any_units() -> None:

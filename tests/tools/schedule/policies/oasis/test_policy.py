@@ -1,25 +1,19 @@
 import math
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pliant.schemas.checks import capacities, servers_for
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
-from pliant.schemas.schedule import PolicyState
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.decide import schedule_of
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.oasis.ledger import Booking, Exchange
-from pliant.tools.schedule.policies.oasis.market import Market, Side
 from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.policy import PolicyError, Reserved
 from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
@@ -187,7 +181,7 @@ def test_plans_change_where_jobs_or_nodes_do_not_keep_them():
     assert held.policy.explain(held.snapshot(100.0))["a"].reason == "4 workers for 3 min; ends within 3 min"
 
 
-def test_slots_to_come_are_written_down_and_asked_for_little() -> None:
+def test_slots_to_come_are_written_down() -> None:
     held = bidding(bidder("a", 8), bidder("b", 8))
     result = schedule_of(held, [], 0.0, explain=True)
     reserved = [*result.allocations, *result.waiting]
@@ -203,55 +197,6 @@ def test_slots_to_come_are_written_down_and_asked_for_little() -> None:
     plain = schedule_of(held, [], 0.0)
     assert any(verdict.reserved for verdict in plain.waiting)
     assert [verdict.reserved for verdict in plain.waiting] == [verdict.reserved for verdict in result.waiting]
-    # A decision asks little of jobs that wait or go on.
-    few, many = (one_comes_and_one_ends(others) for others in (10, 30))
-    assert few
-    assert few == many
-
-    held = bidding(*[job(f"{index:03}", high=4, low=1, gpu_seconds=30 * SLOT_S) for index in range(50)])
-    booked = len(held.reserved(0.0))
-    assert booked < 10
-    at_once = work_of(lambda: held.decide(SLOT_S))
-    assert at_once["bid"] <= booked + 3, "those that are planned again, and those that fill the last slot"
-
-    held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
-    held.decide(SLOT_S)
-    result = work_of(lambda: held.decide(2 * SLOT_S))
-    assert result["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
-
-
-COUNTED = (
-    *((Booking, "at"), (Booking, "from_slot"), (Booking, "sizes_from"), (Exchange, "bid")),
-    *((Exchange, "rates"), (Market, "quote"), (Side, "take"), (Side, "room")),
-    (JobState, "remaining_samples"),
-)
-
-
-def work_of(decide: Callable[[], object]) -> Counter[str]:
-    """How often a decision asks what it would have to ask of every job, if it looked at all of them."""
-    asked: Counter[str] = Counter()
-
-    def counting(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **named: asked.update([name]) or plain(*given, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in COUNTED:
-            patch.setattr(owner, name, counting(name, getattr(owner, name)))
-        decide()
-    return asked
-
-
-def one_comes_and_one_ends(others: int) -> Counter[str]:
-    """What a decision in the middle of a slot takes, with that many others that have slots to come."""
-    jobs = [bidder(f"{index:03}", 8, value=1.0 + index, target=5000.0) for index in range(6)]
-    plain = [job(f"plain{index:03}", high=4, low=1, gpu_seconds=8 * SLOT_S) for index in range(others)]
-    held = bidding(*jobs, *plain, horizon_slots=200)
-    held.end(next(state.id for state in held.jobs.values() if state.gpus), 30.0)
-    held.submit(bidder("new", 2, at=30.0, value=500.0, target=5000.0), 30.0)
-    result = work_of(lambda: held.decide(30.0))
-    assert "new" in held.admissions
-    assert len(held.reserved(30.0)) > others
-    return result
 
 
 def test_plans_that_no_schedule_can_hold_are_left_out(monkeypatch):
@@ -272,13 +217,6 @@ def test_true_bounds_come_from_the_trace_itself(tmp_path):
     result = make_policy("oasis", {"bounds_from": named, "bounds_by": "paper", "percent": "500"})
     assert result.parameters["percent"] == 500.0
     assert set(bidding(*trace, bounds_from=named, bounds_by="paper").jobs) == {"a", "b"}
-
-    write_jobs([bidder(f"j{each}", 1 + each, value=3.0 + each) for each in range(7)], named)
-    held, again = (session(policy(bounds_from=named, quantile=0.3), cluster(4)) for _ in range(2))
-    held.decide(0.0)
-    again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
-    again.decide(0.0)
-    assert again.policy_state() == held.policy_state()
 
 
 def three_jobs(at: float) -> list[Job]:
@@ -320,96 +258,3 @@ def fleet() -> Cluster:
     ]
     servers = [{"name": f"p{index}", "gpus": 0, "cpus": 4.0, "bandwidth": 6.0} for index in range(2)]
     return Cluster.model_validate({"nodes": (*workers, *servers)})
-
-
-def drawn(rng: np.random.Generator, index: int) -> Job:
-    """A job with demands of workers and parameter servers, and a utility of any shape."""
-    worker = {"cpu": float(rng.integers(1, 5)), "memory": float(rng.integers(1, 9)), "bandwidth": 1.0}
-    ps = {"cpu": 1.0, "bandwidth": float(rng.integers(1, 4))} if rng.random() < 0.6 else {}
-    if rng.random() < 0.3:  # one parameter server does for all its workers
-        del worker["bandwidth"]
-    shape = ("sigmoid", "step", "constant")[int(rng.integers(3))]
-    utility = {"shape": shape, "value": float(rng.integers(2, 90)), "decay": 0.01, "target": 600.0}
-    least = int(rng.integers(1, 3))
-    limits = {"low": least, "high": int(rng.integers(least, 7))}
-    work = SLOT_S * float(rng.uniform(0.2, 12))
-    at = float(rng.integers(0, 900))
-    demand = {"worker": worker, "ps": ps}
-    return job(
-        f"j{index:02}", at=at, gpus=least, gpu_seconds=work, utility=utility, resources=demand, **limits
-    )
-
-
-def check_books(held: Session, time_s: float) -> None:
-    """Nodes have what jobs hold now, and what they have booked of each slot to come.
-
-    Nothing is booked on a node that is not there, and no more workers than it has GPUs in service.
-    """
-    there = {node.name: node.gpus if node.up else 0 for node in held.nodes}
-    servers = {node.name for node in held.nodes if node.for_servers and node.up}
-    slots: dict[float, list[tuple[Job, Any, Any]]] = {}
-    for state in held.jobs.values():
-        slots.setdefault(-1.0, []).append((state.spec, state.placement, state.servers))
-    for job_id, spans in held.reserved(time_s).items():
-        for span in spans:
-            assert {name for name, _ in span.servers} <= servers
-            for at in np.arange(span.from_s, span.until_s, SLOT_S):
-                slots.setdefault(float(at), []).append((held.jobs[job_id].spec, span.placement, span.servers))
-    for at, booked in slots.items():
-        used = check_slot(held.cluster, booked)
-        assert at < 0 or all(used[name, "gpu"] <= gpus for name, gpus in there.items())
-
-
-def check_slot(nodes: Cluster, booked: list[tuple[Job, Any, Any]]) -> Counter[tuple[str, str]]:
-    used: Counter[tuple[str, str]] = Counter()
-    for spec, placement, servers in booked:
-        workers = sum(count for _, count in placement)
-        assert sum(count for _, count in servers) == servers_for(spec, workers)
-        assert workers == 0 or spec.min_gpus <= workers <= (spec.gpus.max or 0)
-        for place, demand in (
-            (placement, {**spec.resources.worker, "gpu": 1.0}),
-            (servers, spec.resources.ps),
-        ):
-            for node, count in place:
-                used.update({(node, name): amount * count for name, amount in demand.items()})
-    for node in nodes.nodes:
-        for name, amount in capacities(node).items():
-            assert used[node.name, name] <= amount + 1e-6, (node.name, name)
-    return used
-
-
-@pytest.mark.parametrize(("seed", "requeue"), [(0, False), (1, True)])
-def test_what_is_booked_follows_nodes_that_vanish_or_drain(seed: int, requeue: bool):
-    rng = np.random.default_rng([11, seed])
-    held = session(policy(requeue=requeue), fleet())
-    ahead = in_order_of_arrival([drawn(rng, index) for index in range(24)])
-    time_s = 0.0
-    happen(held, 0.0, ahead)
-    for _ in range(400):
-        held.decide(time_s)
-        check_books(held, time_s)
-        next_s = advance(held, time_s, ahead)
-        if next_s is None:
-            break
-        time_s = next_s
-        name = held.nodes[int(rng.integers(len(held.nodes)))].name
-        if not ahead:
-            for node in held.nodes:
-                held.resume(node.name, time_s)
-                held.node_up(node.name, time_s)
-        elif rng.random() < 0.3:
-            disturb(held, rng, name, time_s)
-    assert not held.jobs, "with all nodes back everything that was admitted ends"
-
-
-def disturb(held: Session, rng: np.random.Generator, name: str, time_s: float) -> None:
-    """A node goes or comes back, or one of its GPUs that no job holds goes out of service."""
-    if name in held.commands.drained or not next(node.up for node in held.nodes if node.name == name):
-        held.resume(name, time_s)
-        held.node_up(name, time_s)
-    elif rng.random() < 0.4 and held.free.free_on(name):
-        held.withdraw(f"{name}/0", time_s, time_s + 300.0)
-    elif rng.random() < 0.5:
-        held.drain(name, time_s, now=bool(rng.integers(2)))
-    else:
-        held.node_down(name, time_s)

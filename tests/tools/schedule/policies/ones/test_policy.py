@@ -1,4 +1,3 @@
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +7,6 @@ from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import EpochEnd
 from pliant.tools.schedule.policies.ones import population
 from pliant.tools.schedule.policies.ones.policy import Ones
-from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.session.session import Session
 from tests import builders
 from tests.builders import cluster, curves, decided, job, mixed_cluster, sizes
@@ -176,19 +174,3 @@ def test_a_time_budget_is_spent_and_the_generations_are_said(monkeypatch, genera
     held = opened(trainable("a"), trainable("b"), time_budget_s=2.0)
     assert f"best after {made} generation" in reason(held, "a", 0)
     assert held.policy_state().state["generations"] == made
-
-
-def test_a_copy_makes_one_generation_and_the_state_is_small() -> None:
-    held = opened(trainable("a"), time_budget_s=30.0)
-    ahead = copy_of(held)
-    decided(ahead, 0)
-    assert ahead.policy_state().state["generations"] == 1
-    # The state is small and the same for the same seed.
-    dumps = []
-    for _ in range(2):
-        held = opened(*(trainable(f"j{number}", at=number) for number in range(60)), gpus=256)
-        held.decide(60)
-        held.decide(120)
-        dumps.append(json.dumps(held.policy_state().state))
-    assert dumps[0] == dumps[1]
-    assert len(dumps[0]) < 64 * 60 * 10 + 60 * 250

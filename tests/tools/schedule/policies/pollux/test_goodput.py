@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import Observation
@@ -190,69 +189,6 @@ def test_a_fit_of_few_times_takes_the_rest_for_granted():
     result = goodput.fit([measured(TRUE, (gpus,), local) for gpus in (1, 2, 4) for local in (16, 64)])
     assert result.alpha_n == pytest.approx(1.1 * result.alpha_r)
     assert seconds(result, (2, 2), 16) > seconds(result, (4,), 16)
-
-
-def _noisy(seed: int) -> list[Observation]:
-    """Of one to twelve configurations, off by up to a fifth; some do not tell synchronising apart."""
-    rng = np.random.default_rng(seed)
-    result = []
-    for _ in range(int(rng.integers(1, 13))):
-        place, local = PLACES[rng.integers(len(PLACES))], int(rng.integers(1, 300))
-        one = measured(TRUE, place, local, accum=int(rng.integers(1, 3)))
-        off = float(rng.uniform(0.8, 1.2))
-        sync_s = None if rng.random() < 0.2 else one.sync_seconds * off
-        result.append(one._replace(step_seconds=one.step_seconds * off, sync_seconds=sync_s))
-    return result
-
-
-SEEDS = pytest.mark.parametrize("seed", range(10))
-
-
-@SEEDS
-def test_no_general_search_finds_a_better_fit_nearby(seed: int):
-    measurements = goodput._Measured(_noisy(seed), 1)
-    result = goodput._minimum(measurements)
-    value = measurements.loss(result).value
-    for start in (result, measurements.guess):
-        other = minimize(
-            lambda point: measurements.loss(point).value,
-            start,
-            jac=lambda point: 2 * measurements.loss(point).slope,
-            method="L-BFGS-B",
-            options={"maxiter": 500, "ftol": 1e-12},
-        )
-        assert value <= other.fun * 1.01 + 1e-9
-
-
-@SEEDS
-def test_the_slope_of_the_loss_is_that_of_its_values(seed: int):
-    measurements = goodput._Measured(_noisy(seed), 1)
-    point = measurements.guess + np.random.default_rng(seed).uniform(-0.5, 0.5, len(measurements.guess))
-    slope, small = measurements.loss(point).slope, 1e-5
-    free = [each for each, told in enumerate(measurements.loss(point).curvature.diagonal() > 2e-5) if told]
-    for each in free:
-        ahead, behind = point.copy(), point.copy()
-        ahead[each] += small
-        behind[each] -= small
-        by_values = (measurements.loss(ahead).value - measurements.loss(behind).value) / (2 * small)
-        assert 2 * slope[each] == pytest.approx(by_values, rel=1e-4, abs=1e-8)
-
-
-@SEEDS
-def test_a_fit_depends_neither_on_order_nor_on_the_unit_of_time(seed: int):
-    times = _noisy(seed)
-    slow = [
-        each._replace(
-            step_seconds=1000 * each.step_seconds, sync_seconds=each.sync_seconds and 1000 * each.sync_seconds
-        )
-        for each in times
-    ]
-    forth, back, longer = goodput.fit(times), goodput.fit(times[::-1]), goodput.fit(slow)
-    assert goodput.fit(times) == forth, "nothing is kept"
-    for place in PLACES:
-        expected_s = seconds(forth, place, 64)
-        assert seconds(back, place, 64) == pytest.approx(expected_s, rel=0.01)
-        assert seconds(longer, place, 64) == pytest.approx(1000 * expected_s, rel=0.01)
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e-4, 1e6, 1e12])

@@ -143,35 +143,6 @@ def test_the_search_reaches_the_optimum_of_tiny_instances(capacity, gains, runs)
     assert result == pytest.approx(best)
 
 
-TASKS = st.builds(
-    lambda capacity, limits: problem(
-        capacity,
-        [LINEAR] * len(limits),
-        least=[low for low, _ in limits],
-        most=[min(low + more, sum(capacity)) for low, more in limits],
-    ),
-    st.lists(st.integers(0, 4), min_size=1, max_size=5),
-    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=6),
-)
-
-
-@settings(max_examples=examples(50))
-@given(task=TASKS, seed=st.integers(0, 1000))
-def test_whatever_is_repaired_obeys(task: PlacementProblem, seed: int):
-    rng = np.random.default_rng(seed)
-    wild = rng.integers(0, 9, size=(30, task.jobs, task.nodes), dtype=np.int16)
-    assert obeys(task, repair(task, wild))
-
-
-@settings(max_examples=examples(20))
-@given(task=TASKS, seed=st.integers(0, 1000))
-def test_whatever_is_found_obeys_and_is_sorted(task: PlacementProblem, seed: int):
-    result = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)
-    assert obeys(task, result)
-    assert (np.diff(task.fitness(result)) <= 0).all()
-    assert len(np.unique(result, axis=0)) == len(result) <= 20
-
-
 def test_what_was_found_before_is_not_lost(monkeypatch: pytest.MonkeyPatch):
     task = problem([4] * 4, [LINEAR] * 7)
     before = found_by(task, 1)

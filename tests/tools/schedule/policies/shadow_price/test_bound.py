@@ -1,4 +1,3 @@
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.report.equal_shares import DealtJob, equal_deal_finishes
 from pliant.tools.report.fairness import fairness, promise, why_unpromised
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
@@ -183,17 +181,6 @@ def test_what_is_not_promised_and_what_four_deals_are() -> None:
     assert max(waits) <= 3, "at most two jobs take part at a time"
 
 
-def test_what_jobs_are_owed_survives_a_dump() -> None:
-    """One that goes on from a dump in the middle of a deal decides as the one that was there all along."""
-    jobs = [job(f"j{n}", low=1, high=4, work={"samples": 500.0 * (n + 1)}) for n in range(5)]
-    held = opened(ShadowPrice(**STRICT), cluster(4), *jobs)
-    for time_s in (0.0, 60.0, 120.0):
-        held.decide(time_s)
-    again = ShadowPrice(**STRICT)
-    again.load_state(json.loads(json.dumps(held.policy.dump_state())), {**held.jobs, **held.ended})
-    assert again.dump_state() == held.policy.dump_state()
-
-
 GPUS = 4
 FOUR = Speeds(curves(), node_states(cluster(GPUS)))
 TERMS = EqualDeals(grace=0.0, grace_s=50.0, deal_s=100.0, lost_s=20.0)
@@ -210,23 +197,6 @@ def rates_of(job: JobState) -> tuple[Ints, Floats]:
     sizes = np.arange(GPUS + 1)
     able = (sizes >= job.spec.min_gpus) & (sizes <= job.max_gpus(GPUS))
     return sizes, np.where(able, sizes, 0).astype(float)
-
-
-@settings(max_examples=examples(30))
-@given(rows, st.integers(0, 500))
-def test_it_is_the_one_of_reports_however_often_it_is_asked(drawn, asked_s):
-    kept, jobs = EqualShares(TERMS.deal_s, TERMS.lost_s), []
-    for number, (at, samples, low, high) in enumerate(sorted(drawn)):
-        name = f"j{number}"
-        state = job_state(job(name, at=at, gpus=low, low=low, high=high, work={"samples": samples}), FOUR)
-        kept.enter(state, at + TERMS.grace_s)
-        kept.end(name, float(samples))
-        rates = tuple((size, float(size)) for size in range(low, high + 1))
-        jobs.append(DealtJob(name, at + TERMS.grace_s, float(samples), rates))
-
-    ended = [*kept.advance(float(asked_s), GPUS, rates_of), *kept.advance(1e6, GPUS, rates_of)]
-
-    assert {name: time_s for time_s, name in ended} == equal_deal_finishes(jobs, [(0.0, GPUS)], TERMS)
 
 
 def test_a_job_that_really_goes_on_keeps_its_share() -> None:

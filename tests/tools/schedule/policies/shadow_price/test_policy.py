@@ -13,13 +13,12 @@ from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import NodeState, node_states
 from pliant.tools.schedule.policies.shadow_price import knowledge
-from pliant.tools.schedule.policies.shadow_price import sizes as of_sizes
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurve, sizes_of
 from pliant.tools.schedule.policies.shadow_price.places import NodeSpace, SeatedJob, gathered, place
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, sizes
 from tests.tools.schedule.policies.started import joined, started
 
 FREE = {"low": 1, "high": 1, "elastic": "size+batch", "batch": {"size": 64, "min": 64, "max": 1024}}
@@ -238,19 +237,6 @@ def test_equals_idle_gpus_and_stalled_jobs_by_hand() -> None:
     started_s = held.jobs["waits"].first_start_s
     assert started_s is not None
     assert 900.0 <= started_s <= 1100.0, "once it has had 3,840 GPU-seconds it counts as so many more"
-
-
-def test_a_large_pool_decides_alike_with_remembered_prices(monkeypatch: pytest.MonkeyPatch):
-    def decided_sizes(most_gpus: int) -> list[dict[str, int]]:
-        monkeypatch.setattr(of_sizes, "_REMEMBERED_GPUS", most_gpus)
-        held, result = session(ShadowPrice(), cluster(*[8] * 40), curves(m={1: 1.0, 8: 6.0, 64: 30.0})), []
-        for turn in range(6):
-            work = [{"samples": 500.0 * (1 + 3 * number + turn)} for number in range(4)]
-            jobs = [job(f"{turn}-{n}", low=1, high=64, model="m", work=each) for n, each in enumerate(work)]
-            result.append(joined(held, 60.0 * turn, *jobs))
-        return result
-
-    assert decided_sizes(0) == decided_sizes(4096)
 
 
 WORSE_ACROSS = TimedSteps(

@@ -1,6 +1,5 @@
 """Prices against the least flow time, and the knapsack against a mixed-integer program."""
 
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +10,8 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     ConcaveWorth,
     ExactWorth,
     PricedJob,
-    PriceMemory,
     Remembered,
     SlopeWorth,
-    ends_s,
     exact_knapsack,
     hull_slopes,
     knapsack_by_price,
@@ -86,93 +83,6 @@ def test_a_power_of_the_gpus_gives_the_ranks_of_hesrpt(power: float):
         assert part == pytest.approx(1 - ((m - 1) / m) ** (1 / (1 - power)), rel=5e-3)
 
 
-def test_no_schedule_is_better_whatever_the_units_or_the_hulls() -> None:
-    # Samples counted by the thousand, hours instead of seconds: the worth of the work left is the same.
-    rng = np.random.default_rng(5)
-    jobs = [_curve(rng, K) for _ in range(5)]
-    result = np.array(priced([PricedJob.of(rates) for rates in jobs], ExactWorth(K)))
-    for factor in (1 / 1000, 3600):
-        other = priced([PricedJob.of(rates * factor) for rates in jobs], ExactWorth(K))
-        assert np.array(other) * factor == pytest.approx(result)
-
-    # 60 random systems, curves of any shape: deciding by prices is within 1 % of the best of all schedules.
-    # A schedule changes sizes when a job ends; :func:`_least_flow_time` tries them all.
-    rng = np.random.default_rng(11)
-    for _ in range(60):
-        gpus, count = int(rng.integers(2, 6)), int(rng.integers(2, 4))
-        curves = [_curve(rng, gpus) for _ in range(count)]
-        work = rng.lognormal(2.0, 1.0, count).tolist()
-        least = _least_flow_time(curves, tuple(work), gpus)
-        assert _flow_time_by_prices(curves, work, gpus) <= 1.01 * least
-    # Hulls touch the curve and large pools are priced alike.
-    rng = np.random.default_rng(3)
-    for _ in range(50):
-        rates = _curve(rng, K)
-        short = rates[: int(rates.argmax()) + 1]
-        slopes = hull_slopes(SIZES[: len(short)], short)
-        assert (np.diff(slopes) >= -1e-12).all()
-        hull = np.concatenate(([0.0], slopes[::-1].cumsum()))
-        assert (hull >= short - 1e-9).all()
-        assert hull[-1] == pytest.approx(short[-1])
-    # Large pools price concave jobs as the exact way does.
-    rng = np.random.default_rng(7)
-    curves = [np.arange(65) ** power for power in rng.uniform(0.3, 1.0, 12)]
-    jobs = [PricedJob.of(rates) for rates in curves]
-    exact, slopes = (priced(jobs, way) for way in (ExactWorth(64), SlopeWorth(64, np.arange(65))))
-    assert slopes == pytest.approx(exact)
-
-
-def _curve(rng: np.random.Generator, gpus: int) -> np.ndarray:
-    """Rates by size: each GPU adds less than the one before, some sizes lose a fifth, small ones may fail."""
-    gains = np.sort(rng.uniform(0.1, 1.0, gpus))[::-1]
-    rates = np.concatenate(([0.0], gains.cumsum() * np.where(rng.random(gpus) < 0.3, 0.8, 1.0)))
-    if rng.random() < 0.3:
-        rates[1 : int(rng.integers(1, gpus)) + 1] = 0.0
-    return rates
-
-
-def _flow_time_by_prices(curves: list[np.ndarray], work: list[float], gpus: int) -> float:
-    """New prices whenever a job ends, and then the sizes of largest worth."""
-    rates, left, alive, flow = np.array(curves), np.array(work), [*range(len(work))], 0.0
-    sizes, exact = np.arange(gpus + 1), ExactWorth(gpus)
-    while alive:
-        jobs = [PricedJob.of(rates[job]) for job in alive]
-        order = completion_order.best_order(jobs, rates[alive], left[alive], sizes, exact)
-        prices = np.zeros(len(alive))
-        prices[order] = priced([jobs[row] for row in order], exact)
-        lasts_s = float(ends_s(prices, rates[alive], left[alive], sizes).min())
-        flow += lasts_s * len(alive)
-        worth = np.where(rates[alive] > 0, prices[:, None] * rates[alive], -np.inf)
-        worth[:, 0] = 0.0
-        left[alive] -= lasts_s * rates[alive, exact_knapsack([*worth], gpus)]
-        alive = [job for job in alive if left[job] > 1e-9 * work[job]]
-    return flow
-
-
-def _least_flow_time(curves: list[np.ndarray], left: tuple[float, ...], gpus: int) -> float:
-    """Over all sizes until the next job ends, and so on; a job that has ended has nothing left."""
-    alive = [job for job, samples in enumerate(left) if samples > 0]
-    if not alive:
-        return 0.0
-    if len(alive) == 1:
-        return left[alive[0]] / float(curves[alive[0]].max())
-    best = np.inf
-    for sizes in itertools.product(range(gpus + 1), repeat=len(alive)):
-        if sum(sizes) != gpus:
-            continue
-        rates = {job: float(curves[job][: size + 1].max()) for job, size in zip(alive, sizes, strict=True)}
-        lasts = [left[job] / rate for job, rate in rates.items() if rate > 0]
-        if not lasts or min(lasts) * len(alive) >= best:
-            continue
-        then = list(left)
-        for job, rate in rates.items():
-            then[job] -= rate * min(lasts)
-            if then[job] <= 1e-9 * left[job]:
-                then[job] = 0.0
-        best = min(best, min(lasts) * len(alive) + _least_flow_time(curves, tuple(then), gpus))
-    return best
-
-
 @pytest.mark.parametrize("rigid", [False, True])
 def test_the_sizes_are_those_of_a_mixed_integer_program(rigid: bool):
     rng = np.random.default_rng(1)
@@ -190,27 +100,6 @@ def _rigid(rng: np.random.Generator, jobs: int, gpus: int) -> np.ndarray:
     values[:, 0] = np.where(rng.random(jobs) < 0.1, -0.5, 0.0)
     values[range(jobs), rng.choice([1, 1, 2, 4], size=jobs)] = rng.choice([0.5, 1.0, 1.5, 2.0, 4.0], jobs)
     return values
-
-
-def test_what_is_remembered_is_what_is_computed():
-    """Orders and prices, to the last bit, over decisions between which some jobs advance or are replaced."""
-    rng = np.random.default_rng(4)
-    memory = PriceMemory()
-    kinds = [LINEAR**0.5, LINEAR**0.8, np.where(SIZES == 4, 1.0, 0.0), np.where(SIZES >= 3, LINEAR**0.9, 0.0)]
-    curves = [kinds[kind] for kind in rng.integers(len(kinds), size=12)]
-    work = rng.uniform(1.0, 20.0, 12)
-    for _ in range(6):
-        work *= np.where(rng.random(12) < 0.3, 0.7, 1.0)
-        curves[int(rng.integers(12))] = kinds[int(rng.integers(len(kinds)))] * float(rng.choice([1.0, 1.5]))
-        known = memory.worth("pool", K, lambda: ExactWorth(K))
-        alike = memory.jobs(np.stack(curves), [1.0] * len(curves))
-        each = [PricedJob.of(rates) for rates in curves]
-        order = np.argsort(-work).tolist()
-        result = completion_order.improved(order, alike, work.tolist(), known, sweeps=5)
-        assert result == completion_order.improved(order, each, work.tolist(), ExactWorth(K), sweeps=5)
-        exact = priced([each[row] for row in result], ExactWorth(K))
-        assert priced([alike[row] for row in result], known) == exact
-        memory.tidy()
 
 
 def test_the_outbid_get_nothing_and_ties_go_to_the_smaller_size() -> None:
@@ -259,34 +148,6 @@ def _milp(values: np.ndarray, gpus: int) -> float:
     limits = [LinearConstraint(one_each, 1, 1), LinearConstraint(capacity, 0, gpus)]
     result = milp(-finite.ravel(), constraints=limits, integrality=np.ones(finite.size), bounds=(0, 1))
     return -float(result.fun)
-
-
-@pytest.mark.parametrize("sweeps", [0, 1, 2, 10])
-def test_passes_a_step_behind_come_to_what_one_by_one_does(sweeps: int):
-    rng = np.random.default_rng(17)
-    for count in (1, 2, 3, 9, 24):
-        jobs = [PricedJob.of(_curve(rng, K), float(rng.choice([0.5, 1.0, 3.0]))) for _ in range(count)]
-        jobs += jobs[:2]  # some are alike
-        work, order = rng.lognormal(2.0, 1.0, len(jobs)).tolist(), rng.permutation(len(jobs)).tolist()
-        expected = order
-        for _ in range(sweeps):
-            expected = _one_pass(expected, jobs, work)
-        assert completion_order.improved(order, jobs, work, ExactWorth(K), sweeps=sweeps) == expected
-
-
-def _one_pass(order: list[int], jobs: list[PricedJob], work: list[float]) -> list[int]:
-    """Neighbours change places where that lowers the sum of prices times work."""
-    result = [*order]
-    for at in range(len(result) - 1):
-        swapped = [*result[:at], result[at + 1], result[at], *result[at + 2 :]]
-        kept_sum, swapped_sum = (
-            sum(price * work[row] for price, row in [*zip(prices, each, strict=False)][at:])
-            for each in (result, swapped)
-            for prices in [priced([jobs[row] for row in each[: at + 2]], ExactWorth(K))]
-        )
-        if swapped_sum < kept_sum * (1 - 1e-9):
-            result = swapped
-    return result
 
 
 def test_concave_curves_are_ordered_and_close_calls_are_exact() -> None:

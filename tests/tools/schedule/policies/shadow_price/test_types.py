@@ -173,23 +173,6 @@ def parts_solved(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return solved
 
 
-def test_few_options_are_enough_where_prices_prove_it(monkeypatch: pytest.MonkeyPatch):
-    """Programs drawn at random: GPU prices of one close by change no part, and often spare most options."""
-    rng, memory, solved, spared = np.random.default_rng(29), PriceMemory(), parts_solved(monkeypatch), 0
-    for number in range(15):
-        program = _drawn_program(rng)
-        for _ in range(4):
-            gains = program._options.gains * rng.uniform(0.97, 1.03, len(program._options.gains))
-            drawn = types._Program(
-                program._options._replace(gains=gains), program._jobs, program._gpus.tolist()
-            )
-            expected = drawn.parts(PriceMemory(), number)
-            before = len(solved)
-            assert drawn.parts(memory, number) == pytest.approx(expected, abs=1e-9)
-            spared += all(part < 1.0 for part in solved[before:])
-    assert spared > 22, "of 45 that have prices to go by"
-
-
 def test_caution_counts_on_one_type_and_halves_are_equal() -> None:
     free = job("a", low=1, high=4, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
     held = opened(ShadowPrice(), mixed_cluster(fast=(4,)), free, throughput=SPEEDS)
@@ -220,15 +203,6 @@ def test_a_job_in_halves_goes_where_the_prices_put_it(monkeypatch: pytest.Monkey
     market = types._Market([], {}, [], [], {"halved": 1, "most": 1}, 0.0, memory)
     assert market._of_equal("halved", np.array([0.5, 0.5 - 1e-9])) == 1
     assert market._of_equal("most", np.array([0.6, 0.4])) == 0
-
-
-def _drawn_program(rng: np.random.Generator) -> types._Program:
-    jobs, gpus = 12, [8, 5]
-    rows = [(job, kind, size) for job in range(jobs) for kind in (0, 1) for size in range(1, gpus[kind] + 1)]
-    each, kinds, sizes = np.array(rows).T
-    speed, power = rng.uniform(0.5, 2.0, (jobs, 2)), rng.uniform(0.3, 0.9, jobs)
-    gains = speed[each, kinds] * sizes ** power[each]
-    return types._Program(types._Options(each, kinds, sizes, gains), jobs, gpus)
 
 
 @pytest.mark.parametrize("low", [1, 5])
