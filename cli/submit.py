@@ -68,7 +68,7 @@ def submit(
         typer.Option(
             "--gpus",
             metavar="N|N-M|N,M",
-            help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic.",
+            help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic; 0: none.",
             show_default="1, or what pliant.toml says",
         ),
     ] = None,
@@ -96,7 +96,7 @@ def submit(
         typer.Option(
             "--cpus",
             min=0,
-            help="Of a script: CPU cores for each of its GPUs.",
+            help="Of a script: CPU cores for each of its GPUs, with --gpus 0 in all.",
             show_default="none in particular",
         ),
     ] = None,
@@ -106,7 +106,7 @@ def submit(
             "--memory",
             parser=size(),
             metavar=SIZE_SHOWN,
-            help="Of a script: main memory for each of its GPUs.",
+            help="Of a script: main memory for each of its GPUs, with --gpus 0 in all.",
             show_default="none in particular",
         ),
     ] = None,
@@ -617,6 +617,8 @@ def _container(
 
 def _sizes(gpus: str) -> dict[str, Any]:
     """:raises UsageError: it is neither a number nor two of them, nor a list of rising ones."""
+    if gpus == "0":
+        return {"gpus": {"requested": 0}}
     found = {name: value for name, value in sizes_of(gpus).items() if value is not None}
     if gpus.isdecimal():
         return {"gpus": {"requested": found["requested"]}}

@@ -318,7 +318,7 @@ def describe(
         write_bytes(output, f"{json.dumps(fields, indent=2)}\n".encode())
     else:
         lines = found.lines()
-        if wanted is not None:
+        if wanted is not None and cluster_for is not None:
             line = f"cluster for a load of {cluster_for:g}: {in_gpus(wanted)}"
             if wanted == found.sizes[-1][0] and (real := found.load_of(wanted)) < cluster_for:
                 line += f", as many as its largest job has; their load is {real:.2g}"

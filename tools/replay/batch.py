@@ -89,7 +89,7 @@ def _gpu_seconds(jobs: Iterable[Job], speeds: Speeds) -> Iterator[tuple[Job, flo
     """Each job of known work; for jobs of one kind it is in proportion to their work."""
     per_unit: dict[object, float] = {}
     for job in jobs:
-        if not (amount := _amount(job)):
+        if job.on_cpus or not (amount := _amount(job)):
             continue
         limits = (job.gpus.requested, job.gpus.min, job.gpus.max, job.gpus.per_replica, job.elastic)
         where = constraint_of(job, speeds.gpu_types)

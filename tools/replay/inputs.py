@@ -9,7 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pliant.schemas.checks import RECORDED_TYPE, check_after, check_profiled, constraint_of, recorded_types
+from pliant.schemas.checks import (
+    RECORDED_TYPES,
+    check_after,
+    check_profiled,
+    constraint_of,
+    recorded_type,
+    recorded_types,
+)
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import PIPE, source_name
@@ -132,14 +139,14 @@ class Inputs:
     def types_assumed(self) -> Sequence[Assumption]:
         """What is assumed of the GPU types on which the trace says that its jobs ran."""
         types = list(dict.fromkeys(node.gpu_type for node in self.cluster.nodes if node.gpus))
-        recording = jobs_that(lambda job: RECORDED_TYPE in job.labels, self.jobs)
+        recording = jobs_that(lambda job: any(name in job.labels for name in RECORDED_TYPES), self.jobs)
         if self.is_own_cluster or next(recording, None) is None:
             return ()
         stay, lacking = 0, Counter[str]()
         for job in self.jobs:
             if recorded_types(job, types):
                 stay += len(types) > 1 and job.gpus.types is None
-            elif "trace" in job.labels and (kind := job.labels.get(RECORDED_TYPE)):
+            elif kind := recorded_type(job):
                 lacking[kind] += 1
         texts = []
         if stay:
@@ -217,6 +224,9 @@ def _unknown_work(
         if job.work is None or job.work_gap is not None:
             needed = "samples, epochs with dataset_size, iterations or gpu_seconds"
             yield f'job "{job.id}" {job.work_gap}, a replay needs {needed}'
+            continue
+        if job.on_cpus and not isinstance(job.work, GpuTimeWork):
+            yield f'job "{job.id}" needs no GPU, a replay needs its seconds as work.gpu_seconds'
             continue
         sizes = (job.gpus.requested, job.gpus.per_replica, constraint_of(job, speeds.gpu_types))
         kind = (job.model, job.batch.size, job.batch.per_gpu_max, sizes, _magnitude(job.work))

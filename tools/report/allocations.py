@@ -44,6 +44,7 @@ _ENDS: Final = is_one_of(ENDS)
 _REQUEUE: Final = is_one_of(["requeue"])
 _PREEMPT: Final = is_one_of(["preempt"])
 _MOVE: Final = is_one_of(["move"])
+_STARTS: Final = is_one_of(["start", "resume"])
 _RESCALES: Final = is_one_of(RESCALES)
 STOPS: Final = _PREEMPT | _RESCALES
 """Stops and changes by a policy."""
@@ -272,11 +273,15 @@ class _Fold:
         return self._latest(said, np.where(frees, 0, stated), 0)
 
     def _makes_step(self) -> Booleans:
-        """Steps begin with the first GPUs of a job, and an end of what held none is no step."""
+        """Steps begin with the first GPUs of a job, or where it starts without any; an end of what held
+        none is no step.
+        """
         before = self._before(self.gpus, 0)
         started = self._before(self._last(self.gpus > 0) >= 0, 0)
         changes = (self.holds | self.requeues) & (started | (self.gpus > 0))
-        steps = changes | (self.ends & (before > 0))
+        steps: Booleans = (
+            changes | (self.ends & (before > 0)) | (_STARTS[self.changes.event] & (self.changes.gpus == 0))
+        )
         keeps = self.changes.event == KEEP_ON
         if keeps.any():
             changed = self.holds | self.requeues | self.ends | keeps

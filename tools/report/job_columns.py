@@ -266,7 +266,7 @@ class Jobs(Sequence[JobRecord]):
 
     @property
     def first_start_s(self) -> Floats:
-        """NaN if it never started. The first step of a job gives it GPUs."""
+        """NaN if it never started. The first step of a job is its start."""
         starts_s = np.full(len(self), np.nan)
         there = self.begins[:-1] < self.begins[1:]
         starts_s[there] = self.steps.time_s[self.begins[:-1][there]]

@@ -413,7 +413,7 @@ def _waits(
     return Verdict(
         job=job.id,
         reason=why.reason,
-        needs_gpus=why.needs_gpus or job.spec.min_gpus,
+        needs_gpus=why.needs_gpus or job.spec.min_gpus or None,
         predicted_start=None if expected is None else expected.start_s,
         reserved=reserved,
     )
@@ -435,7 +435,7 @@ def _allocation(
             "gpus": job.gpus,
             "placement": job.placement,
             "servers": job.servers,
-            "batch": session.speeds.batch_plan(job),
+            "batch": session.speeds.batch_plan(job) if job.requested else None,
             "lr_scale": job.global_batch / job.reference_batch,
             "action": "keep" if step == "rebatch" else step,
             "reason": why.reason,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
-from pliant.schemas.checks import Constraint
+from pliant.schemas.checks import Constraint, amount_text
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import Column, counted, fitted, in_gpus, listed, span_text, text_table, when_text
 from pliant.tools.schedule.jobs import JobState, Phase
@@ -79,6 +79,9 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
 
 
 def _plain(job: JobState, *, rigid: bool) -> Explanation:
+    if not job.requested:
+        needs = " and ".join(amount_text(*each) for each in sorted(job.spec.resources.worker.items()))
+        return Explanation("runs without a GPU" if job.gpus else f"waits for a node with {needs} to spare")
     if job.gpus:
         return Explanation(f"runs on {in_gpus(job.gpus)}")
     again = "again " if job.phase is Phase.PREEMPTED else ""
@@ -102,11 +105,13 @@ def table(schedule: Schedule, width: int | None = None) -> str:
 
 
 def _held(schedule: Schedule) -> Iterator[Row]:
+    on_cpus = {job.id for job in schedule.jobs if job.on_cpus}
     for given in schedule.allocations:
         where = " ".join(f"{node}:{count}" for node, count in given.placement)
         batch = str(given.batch.global_) if given.batch is not None else ""
         ends = _when("ends", given.predicted_end, schedule.time)
-        yield (given.job, given.action, str(given.gpus), ends, where, batch, given.reason)
+        gpus = "0" if given.job in on_cpus else str(given.gpus)
+        yield (given.job, given.action, gpus, ends, where, batch, given.reason)
 
 
 def _waiting(schedule: Schedule, later: Sequence[tuple[float, str]]) -> Iterator[Row]:

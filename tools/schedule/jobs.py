@@ -84,6 +84,10 @@ class Observation(NamedTuple):
     """None: the source does not say."""
 
 
+SAMPLES_WITHOUT_GPU: Final = 1.0
+"""Samples per second of a job without GPUs, so that work in GPU-seconds is its time."""
+
+
 class BatchChange(NamedTuple):
     """A batch that a job has changed to by itself."""
 
@@ -179,7 +183,7 @@ RUNNING: Final = Phase.RUNNING
 
 
 _OF_SPEC: Final = (
-    *("spec", "priority", "requested", "per_replica", "min_gpus", "any_number", "is_elastic"),
+    *("spec", "priority", "requested", "per_replica", "min_gpus", "any_number", "is_elastic", "takes_room"),
     *("types", "room", "any_node", "barred", "room_now", "room_by_node", "kind", "is_speed_guessed"),
 )
 """Fields of a job's state that follow from its spec and the cluster."""
@@ -312,6 +316,11 @@ class JobState:
             self.any_number = _alike.any_number
             self.is_elastic = _alike.is_elastic
             self.takes_room = _alike.takes_room
+
+    @property
+    def log_gpus(self) -> int:
+        """What it holds, as a log says it: a job without GPUs holds one place on a node, and no GPU."""
+        return self.gpus if self.requested else 0
 
     def may_use(self, gpu_type: str) -> bool:
         """Whether it may run on GPUs of that type."""

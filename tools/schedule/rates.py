@@ -206,7 +206,7 @@ class Speeds:
     ) -> list[float]:
         """As :meth:`rate`, for each batch. All that it asks of the job is in its kind."""
         spec, per_replica = job.spec, job.per_replica
-        if not (job.any_number or spec.gpus.allows(gpus)):
+        if not gpus or not (job.any_number or spec.gpus.allows(gpus)):
             return [0.0] * len(batches)
         if job.types is not None and gpu_type not in job.types:
             return [0.0] * len(batches)

@@ -184,7 +184,7 @@ class RunningJobs:
         if batch in (None, job.reference_batch):
             return False
         self._session.take_batch(job.id, batch, done, now_s)
-        self._log.add(now_s, "progress", job.id, gpus=job.gpus, global_batch=batch, samples_done=done)
+        self._log.add(now_s, "progress", job.id, gpus=job.log_gpus, global_batch=batch, samples_done=done)
         return True
 
     def saved_samples(self, now_s: float) -> dict[str, float]:

@@ -115,8 +115,6 @@ def units(
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
             if job.batch.size is not None:
                 own[ENV_BATCH] = str(job.batch.size)
-        if job.is_one_process and job.tasks is not None:
-            own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
         if job.elastic == "size+batch":
             own[ENV_NOISE] = "1"
         if job.gpus.per_replica > 1:
@@ -124,7 +122,7 @@ def units(
         if log_bytes is not None:
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
-        env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name}
+        env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name, **_task(job, index, len(groups))}
         env |= for_keepers[index]
         env |= step_variables(job.container)
         made.append(_unit(job, slots, argv, env, account))
@@ -215,6 +213,12 @@ def _names_rank(job: Job) -> bool:
     return all(len(names) > 1 for names in named)
 
 
+def _task(job: Job, number: int, count: int) -> dict[str, str]:
+    """What tells a process which one of several it is."""
+    is_one = job.tasks is None or not job.is_one_process
+    return {} if is_one else {ENV_TASK: str(number), ENV_TASKS: str(count)}
+
+
 def by_torchrun(target: Assignment) -> bool:
     """Whether torchrun starts its workers: there are several that do not change, or its command says so.
 
@@ -250,9 +254,11 @@ def ranked(target: Assignment) -> tuple[Slot, ...]:
 
 def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) -> dict[str, str]:
     """What tells the libraries in use about the slots, and what the job adds."""
-    devices = nodes[slots[0].node].devices
+    devices = None if job.on_cpus else nodes[slots[0].node].devices
     own = {} if job.array is None else {ENV_ARRAY_INDEX: str(job.array.index)}
     own = {"PYTHONHASHSEED": str(zlib.crc32(job.id.encode()))} | own | job.env  # sets in the same order
+    if job.on_cpus:
+        return {"PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": ""}
     if devices is None:
         return {**ONE_THREAD, "PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": ""}
     visible = ",".join(devices[slot.index] for slot in slots if slot.node == slots[0].node)

@@ -7,6 +7,7 @@ and bandwidth for all policies alike.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -353,6 +354,8 @@ class Demands:
         self._index = index
         self._left: dict[int, dict[str, float]] = {}
         """By node; a node that is missing is untouched."""
+        self._on_cpus = Counter[int]()
+        """Jobs without GPUs by node."""
         for job in jobs:
             self.book(job, job.placement, job.servers)
 
@@ -370,6 +373,23 @@ class Demands:
             if spare and (useless := spare - self.useful_on(job, index, spare)):
                 found.append((node.name, useless))
         return tuple(found)
+
+    def node_for(self, job: JobState, names: Iterable[str]) -> str | None:
+        """Book the first of these nodes that has room for a job without GPUs. Returns None if none has.
+
+        A node that states no cores has room for as many such jobs as it has GPUs, at least one.
+        """
+        constraint, demand = self._capacities.constraint_of(job.spec), job.spec.resources.worker
+        for name in names:
+            index = self._index[name]
+            node = self._capacities.nodes[index]
+            full = node.cpus is None and self._on_cpus[index] >= max(1, node.gpus)
+            if full or (constraint is not None and not constraint.allows(node)):
+                continue
+            if fitting(self._left_on(index), demand, 1):
+                self.book(job, ((name, 1),), ())
+                return name
+        return None
 
     def fits(self, job: JobState, place: NodeGpus) -> bool:
         demand = job.spec.resources.worker
@@ -421,6 +441,8 @@ class Demands:
 
     def book(self, job: JobState, place: NodeGpus, servers: NodeGpus, sign: int = 1) -> None:
         """Take what the job demands on a place; ``sign`` -1: give it back."""
+        for name, _ in place if not job.requested else ():
+            self._on_cpus[self._index[name]] += sign
         for each, demand in ((place, job.spec.resources.worker), (servers, job.spec.resources.ps)):
             for name, count in each if demand else ():
                 index = self._index[name]

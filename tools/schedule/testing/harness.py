@@ -205,7 +205,7 @@ def _check_job(session: Session, state: JobState) -> None:
     placed = sum(count for _, count in state.placement)
     require(not state.gpus or state.id not in session.commands.held, f"{state.id} is held and holds GPUs")
     require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but is placed on {placed}")
-    if not state.gpus:
+    if not state.gpus or not state.requested:
         return
     low, high = state.spec.min_gpus, state.max_gpus(session.cluster.total_gpus)
     require(low <= state.gpus <= high, f"{state.id} got {state.gpus} GPUs, its limits are {low} to {high}")

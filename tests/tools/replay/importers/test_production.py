@@ -367,12 +367,14 @@ def sacct_json(**fields: Any) -> dict[str, Any]:
 def test_sacct_json_says_the_same(tmp_path: Path) -> None:
     times = {"submission": 1, "start": 0, "elapsed": 0}
     waiting = sacct_json(job_id=8, time=times, state={"current": "PENDING"})
-    path = text(tmp_path, "sacct.json", json.dumps({"jobs": [sacct_json(), waiting], "meta": {}}))
+    path = text(
+        tmp_path, "sacct.json", json.dumps({"jobs": [sacct_json(constraints="nvlink"), waiting], "meta": {}})
+    )
     result = run(tmp_path, "slurm", path)
     (job,) = result.jobs
     assert (job.id, job.user, job.gpus.requested, gpu_seconds(job)) == ("7", "ann", 2, 100.0)
     stated = "status=COMPLETED partition=gpu name=train gpu_type=a100 slurm_priority=5 time_limit=5400"
-    assert job.labels == labels("slurm", f"{stated} runs=60-120")
+    assert job.labels == labels("slurm", f"{stated} constraint=nvlink runs=60-120")
     assert result.dropped == {"never started": 1}
     for document in ('{"jobs": [{}]}', '{"jobs": 7}', "{}"):
         (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))

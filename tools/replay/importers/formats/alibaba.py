@@ -201,7 +201,7 @@ _SHARED_BY_PODS: Final = "a pod with a share of a GPU holds a whole one (label g
 def _read_pods(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     assume_no_models(conversion)
     conversion.summary.assume("a pod runs from scheduled_time to deletion_time, whatever its phase says")
-    conversion.summary.assume("gpu_spec, the GPU types a pod may use, is kept as a label and binds no policy")
+    conversion.summary.assume("a pod may use the GPU types of gpu_spec only, where the cluster has them")
     for path in [path for path in paths if not _lists_pod_nodes(path)]:
         yield from convert_blocks(csv_blocks(path, conversion, _POD_COLUMNS), _pods)
 

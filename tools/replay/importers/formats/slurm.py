@@ -71,7 +71,17 @@ T = TypeVar("T")
 COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")
 SIZES: Final = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")
-_LABELS: Final = ("Partition", "JobName", "NNodes", "QOS", "Priority", "NodeList", "TimelimitRaw", "Cluster")
+_LABELS: Final = (
+    "Partition",
+    "JobName",
+    "NNodes",
+    "QOS",
+    "Priority",
+    "NodeList",
+    "TimelimitRaw",
+    "Cluster",
+    "Constraints",
+)
 _USED: Final = (*COLUMNS, *TIMES, *SIZES, *_LABELS, "User", "State", "Suspended")
 _GOING_ON: Final = {
     *("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"),
@@ -151,7 +161,17 @@ def _json_blocks(path: str, conversion: Conversion, stream: BufferedReader) -> I
 
 _JSON_COLUMNS: Final = (
     *("JobID", "JobName", "Cluster", "User", "State", "Submit", "Start", "ElapsedRaw", "Suspended"),
-    *("TimelimitRaw", "AllocTRES", "ReqTRES", "Partition", "QOS", "Priority", "NNodes", "NodeList"),
+    *(
+        "TimelimitRaw",
+        "AllocTRES",
+        "ReqTRES",
+        "Partition",
+        "QOS",
+        "Priority",
+        "NNodes",
+        "NodeList",
+        "Constraints",
+    ),
 )
 
 
@@ -176,6 +196,7 @@ def _columns(job: Mapping[str, Any]) -> dict[str, Any]:
         "Priority": _plain(job.get("priority")),
         "NNodes": _plain(job.get("allocation_nodes")),
         "NodeList": job.get("nodes"),
+        "Constraints": job.get("constraints"),
     }
 
 
@@ -391,6 +412,7 @@ def _labels(status: T, gpu_type: T, words: Mapping[str, T]) -> dict[str, str | T
         "node_list": words["NodeList"],
         "time_limit": words["TimelimitRaw"],
         "cluster": words["Cluster"],
+        "constraint": words["Constraints"],
     }
 
 

@@ -163,4 +163,6 @@ def _limit_s(job: Job) -> int:
 
 
 def _run_s(job: Job) -> int:
-    return round(job.work.gpu_seconds / job.gpus.requested) if isinstance(job.work, GpuTimeWork) else -1
+    return (
+        round(job.work.gpu_seconds / (job.gpus.requested or 1)) if isinstance(job.work, GpuTimeWork) else -1
+    )

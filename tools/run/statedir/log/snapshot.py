@@ -322,7 +322,8 @@ def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
         detail: dict[str, Any] = {"accum": job.accum, "lr_scale": job.lr_scale, "reason": job.reason}
         if job.beside is not None:
             detail["beside"] = job.beside
-        yield Event(at_s, name, job_id, job.gpus, job.placement, job.global_batch, detail=detail)
+        gpus = 0 if job.job.on_cpus else job.gpus
+        yield Event(at_s, name, job_id, gpus, job.placement, job.global_batch, detail=detail)
 
 
 def _close(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
