@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -123,7 +124,7 @@ def validate(
     check_kind(kind)
     bad: list[BadInputError] = []
     names = files or [named_or_piped(None, "no file to validate: name some, or pipe one in")]
-    for file in (str(file) for name in names for file in imported_files(name) or [name]):
+    for file in chain.from_iterable([*map(str, imported_files(name))] or [name] for name in names):
         try:
             out_text(validate_file(file, kind) + "\n")
         except BadInputError as error:
