@@ -227,7 +227,7 @@ def test_files_that_a_job_names_are_written_with_its_users_rights(shared_folder:
     logs = attempt.handle.folder / "logs" / "0" / "worker" / "attempt_0" / "0"
     looks = {"python": "", "command": ["train.py"]}
     env = {"PLIANT_OUTPUT": json.dumps(order), "PLIANT_CODE": json.dumps(looks)}
-    attempt.start(f"mkdir -p {logs}; echo out > {logs}/stdout.log; echo err > {logs}/stderr.log", env=env)
+    attempt.start(f"mkdir -p '{logs}'; cd '{logs}'; echo out > stdout.log; echo err > stderr.log", env=env)
     assert attempt.end() == (UnitStatus("exited", 0),)
     assert own.read_text() == "out\n"
     assert {path.stat().st_uid for path in (own, own.parent, attempt.handle.files.code(0))} == {ANN}
