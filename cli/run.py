@@ -194,6 +194,7 @@ def run(
     from pliant.tools.run.service.loop import RunOptions, free_state_name
     from pliant.tools.run.service.members import Timeouts
     from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
+    from pliant.tools.run.statedir.directory import StateDir
 
     config = configuration()
     if state is None and config.state is not None:
@@ -221,6 +222,8 @@ def run(
             _refuse_to_follow_without_policy(state)
     if begins and policy is not None and cluster is None:
         cluster = config.cluster
+    elif cluster is None and config.cluster is not None and state is not None:
+        _name_changes(StateDir(state).cluster, config.cluster)
     options = RunOptions(
         state=state or free_state_name(Path()),
         schedule=schedule,
@@ -253,6 +256,20 @@ def run(
         log, failed = run_once(replace(options, sinks_of_news=_words()))
         note(f"{line(log)}; state directory: {options.state}")
         check_failed(log, options.state, failed)
+
+
+def _name_changes(kept: Path, named: str) -> None:
+    """Say how a cluster file that nobody gave, but the configuration names, differs from the run's."""
+    from pliant.schemas.errors import PliantError
+    from pliant.tools.run.statedir.kept_inputs import changes_not_taken
+
+    if kept.exists() and Path(named).exists():
+        try:
+            lines = changes_not_taken(kept, named)
+        except PliantError as error:  # it is not used
+            lines = [str(error)]
+        for line in lines:
+            note(line)
 
 
 def _refuse_contradictions(

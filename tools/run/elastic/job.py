@@ -33,7 +33,7 @@ from pliant.tools.run.elastic.loop.prepared import (
     guard_helper,
     guard_optimizer,
     inner_optimizers,
-    refuse_others,
+    watch_others,
 )
 from pliant.tools.run.elastic.measured import Measured, Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
@@ -287,7 +287,12 @@ class ElasticJob:
         if self._has_hooks:
             for model in given.models.values():
                 model.no_sync = NoSync(gradients)  # type: ignore[assignment]
-            refuse_others(given.optimizers.values(), given.models.values())
+            watch_others(
+                given.optimizers.values(),
+                given.models.values(),
+                lambda: loop.training.counters.step,
+                loop.warn,
+            )
         loop.training.gradients = gradients
         return given.in_order(given.models, loader)
 

@@ -44,6 +44,14 @@ def kept_cluster(kept: Path, named: str | None, *, begun: bool = True) -> Cluste
     return _kept(kept, named, read_cluster, _cluster_differences, _with_rule_of, begun=begun)
 
 
+def changes_not_taken(kept: Path, named: str) -> list[str]:
+    """Lines about what a cluster file says that the run, which has begun, does not go by."""
+    own, asked = read_cluster(kept), read_cluster(named)
+    if own == asked or not (found := list(_cluster_differences(own, asked))):
+        return []
+    return [f"{named} differs from {kept}, and the run there goes on as it began:", *_lines(named, found)]
+
+
 def kept_profile(kept: Path, named: str | None, *, begun: bool = True) -> tuple[ProfileRow, ...] | None:
     """The rows of the profile, as :func:`kept_cluster`."""
     return _kept(kept, named, lambda path: read_profile(path).rows, _row_differences, begun=begun)

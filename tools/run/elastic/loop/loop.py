@@ -91,7 +91,7 @@ class TrainingLoop:
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
         self._weights = StepWeights(training.modules, takes_turns=len(training.optimizers) > 1)
-        self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
+        self.guard = ReplicaGuard(training, self.warn, ends=ends_on_difference)
         training.meets = self._meet
         self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
@@ -126,7 +126,7 @@ class TrainingLoop:
         self._catches_up_at = -1
         """The value of rank 0 for which the other workers wait for this one, in the middle of a step."""
         self.passes = PassCheck()
-        self.counts = Counts(gradients, averaging, self._warn)
+        self.counts = Counts(gradients, averaging, self.warn)
         self._sums = StepSums()
         self._takes_inner = self.took_all = self.took_some = False
         """The loop body takes the micro-steps of its step itself; all of them; not all."""
@@ -181,7 +181,7 @@ class TrainingLoop:
         """
         steps = self.training.counters.step
         if not asked and not steps:
-            self._warn("nothing is trained: the script asks for 0 epochs or steps")
+            self.warn("nothing is trained: the script asks for 0 epochs or steps")
         elif not steps and self._drop_last and self.dataset_size < self.split.global_batch:
             raise UsageError(
                 f"nothing was trained: no batch of {self.split.global_batch} samples was filled, and "
@@ -191,7 +191,7 @@ class TrainingLoop:
         elif not steps:
             raise UsageError("nothing was trained: the loop over job.epochs has taken no batch of the loader")
         elif self._untouched and began_at == 0:
-            self._warn(f"nothing is trained: no optimizer of job.prepare was called in {steps} steps")
+            self.warn(f"nothing is trained: no optimizer of job.prepare was called in {steps} steps")
 
     def base_batch(self) -> int:
         """The author's batch: that of the plan before a policy has changed it."""
@@ -265,7 +265,7 @@ class TrainingLoop:
             return
         self._in_epoch = False
         if self._untouched and not self.training.counters.step:
-            self._warn("nothing is trained: the script has left its training before the first step")
+            self.warn("nothing is trained: the script has left its training before the first step")
         # a metric counts if the epoch was left after its steps
         metric = self._metric if self.training.phase == IN_EPOCH and self._micro is None else None
         micro, self._micro = self._micro, None
@@ -443,7 +443,8 @@ class TrainingLoop:
         self._compare()
         self.draws.share(self._averaging.broadcast, scripts=True)
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """A warning in the job's events, or on this process's own log."""
         if self._membership is None:
             _log.warning("%s", text)
         else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
 from typing import Any, Final, Self
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.hooks import RemovableHandle
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.state.training import Models, Stateful
@@ -229,24 +231,40 @@ def inner_optimizers(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
     return result
 
 
-def refuse_others(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -> None:
+def watch_others(
+    optimizers: Iterable[Optimizer],
+    models: Iterable[nn.Module],
+    step: Callable[[], int],
+    warn: Callable[[str], None],
+) -> RemovableHandle:
     """Refuse the step of an optimizer that ``job.prepare`` did not get and that trains its models.
 
-    It would also step in micro-steps that end no step, and its state would be in no checkpoint.
+    It would also step in micro-steps that end no step, and its state would be in no checkpoint. One that
+    trains something else in several steps is a warning: an optimizer of one step may look for an input.
+
+    :param step: steps of the training so far.
     """
     known = {id(one) for one in inner_optimizers(optimizers)}
     trained = {parameter for model in models for parameter in model.parameters()}
+    first_steps, named = WeakKeyDictionary[Optimizer, int](), WeakSet[Optimizer]()
 
     def check(optimizer: Optimizer, *_: Any) -> None:
-        if id(optimizer) not in known and not trained.isdisjoint(
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ):
+        if id(optimizer) in known:
+            return
+        name = type(optimizer).__name__
+        if not trained.isdisjoint(one for group in optimizer.param_groups for one in group["params"]):
             raise UsageError(
-                f"{type(optimizer).__name__}, which job.prepare did not get, trains its models: make every "
-                "optimizer before job.prepare and give it there"
+                f"{name}, which job.prepare did not get, trains its models: make every optimizer before "
+                "job.prepare and give it there"
+            )
+        if first_steps.setdefault(optimizer, step()) != step() and optimizer not in named:
+            named.add(optimizer)
+            warn(
+                f"{name}, which job.prepare did not get, trains a model of its own: each worker trains "
+                "another one, and no checkpoint holds it. Give both to job.prepare"
             )
 
-    register_optimizer_step_pre_hook(check)
+    return register_optimizer_step_pre_hook(check)
 
 
 def guard_helper(

@@ -231,4 +231,6 @@ def numbers_of(value: Any) -> Any:
         return float(value)
     except (TypeError, ValueError):
         kind = type(value).__name__
-        raise UsageError(f"job.agree: {kind} is not a number, nor a dict or a list of numbers") from None
+        raise UsageError(
+            f"job.agree, job.mean and job.sum take numbers, or a dict or list of them, not {kind}"
+        ) from None

@@ -8,7 +8,7 @@ it is the number of workers times the own one, or it is not.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -103,7 +103,7 @@ class ReplicaGuard:
         self._checked_at = step
         own = self._seen or {**self._facts(), **fingerprints(training)}
         self._seen = None
-        names, values = list(own), torch.stack([value.cpu() for value in own.values()])
+        names, values = list(own), _on_cpu(list(own.values()))
         total = torch.cat([values, torch.tensor(self._share_before)])
         if not add_up(total):
             return
@@ -183,7 +183,7 @@ class ReplicaGuard:
         return [name for name in apart if not name.startswith("parameter ") or name.split()[1] in bad]
 
 
-_OF_DATA: Final = frozenset({"size of the dataset", "samples"})
+_OF_DATA: Final = frozenset({"size of the dataset", "samples", "order of the samples"})
 _MILD: Final = {
     "shapes of a batch": (
         "batches of one step have different shapes beyond the number of samples, as when each is padded to "
@@ -226,6 +226,15 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.itemsize not in _INTEGERS or not tensor.numel():
         return torch.zeros((), dtype=torch.int64)
     return tensor.contiguous().view(_INTEGERS[tensor.itemsize]).sum(dtype=torch.int64)
+
+
+def _on_cpu(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The numbers in one tensor, copied from each device at once."""
+    result = torch.empty(len(numbers), dtype=torch.int64)
+    for device in {one.device for one in numbers}:
+        places = [place for place, one in enumerate(numbers) if one.device == device]
+        result[places] = torch.stack([numbers[place] for place in places]).cpu()
+    return result
 
 
 def _number(state: Any) -> torch.Tensor:

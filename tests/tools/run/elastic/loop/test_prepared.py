@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
+from pliant.tools.run.elastic.loop.prepared import watch_others
 
 pytestmark = pytest.mark.torch
 
@@ -72,3 +73,19 @@ def test_a_dictionary_is_registered_as_it_is() -> None:
     best |= {"loss": 0.5, "epoch": 3}
     kept.load_state_dict(state)
     assert best == {"loss": 1.0}
+
+
+def test_an_optimizer_of_a_model_that_was_not_given_is_named_once() -> None:
+    known, steps, warnings = nn.Linear(1, 1), [0], list[str]()
+    handle = watch_others([sgd(known)], [known], lambda: steps[0], warnings.append)
+    try:
+        other = sgd(nn.Linear(1, 1))
+        for steps[0] in range(3):
+            other.step()
+            sgd(nn.Linear(1, 1)).step()  # it looks for an input of this step
+        assert len(warnings) == 1
+        assert "SGD, which job.prepare did not get, trains a model of its own" in warnings[0]
+        with pytest.raises(UsageError, match="trains its models"):
+            sgd(known).step()
+    finally:
+        handle.remove()
