@@ -123,7 +123,7 @@ def validate(
     check_kind(kind)
     bad: list[BadInputError] = []
     names = files or [named_or_piped(None, "no file to validate: name some, or pipe one in")]
-    for file in (str(file) for name in names for file in imported_files(name) or [name]):
+    for file in (str(file) for name in names for file in imported_files(name) or (name,)):
         try:
             out_text(validate_file(file, kind) + "\n")
         except BadInputError as error:
