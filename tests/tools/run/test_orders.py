@@ -136,7 +136,7 @@ def test_jobs_are_updated_and_requeued_also_after_their_end(site: Site) -> None:
             lambda _: site.of("c").count("fail c 0") == 2,
         ),
     )
-    starts = ["start a 1", "update a", "update a", "requeue a 0", "resume a 2", "requeue a 0", "resume a 2"]
+    starts = ["start a 1", "update a", "requeue a 0", "update a", "resume a 2", "requeue a 0", "resume a 2"]
     assert site.of("a")[1:] == [*starts, "requeue a 0", "resume a 2", "cancel a 0"]
     assert [line for line in site.of("c") if "c 0" in line] == ["fail c 0", "requeue c 0", "fail c 0"]
     job, files = site.log().jobs["a"], StateDir(site.state).job("a")

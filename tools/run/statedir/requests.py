@@ -141,7 +141,7 @@ def order_event(number: int, order: Order, time_s: float) -> Event:
 def order_events(
     number: int, order: Order, time_s: float, log: RunLog, *, rigid: bool = False
 ) -> list[Event]:
-    """As :func:`order_event`; a job that cannot go on as it runs is stopped after an update.
+    """As :func:`order_event`; a job that cannot go on as it runs is stopped before an update.
 
     :param rigid: the policy gives each job the GPUs that it requests.
     """
@@ -154,17 +154,17 @@ def order_events(
         what = str(problems_of(error, found.job.id)[0])
         _log.warning("job %s stays as it is, an update no longer fits: %s", found.job.id, what)
         return [replace(event, detail={**(event.detail or {}), "changes": {}})]
-    as_asked = not rigid or found.gpus == job.gpus.requested
+    as_asked = not rigid or found.held_gpus == job.gpus.requested
     if not found.gpus or (as_asked and _goes_on(found, job, log)):
         return [event]
     detail = {"reason": f"updated by {order.user}: it starts again as it is to be now"}
-    return [event, Event(time_s, "requeue", order.job, gpus=0, placement=(), detail=detail)]
+    return [Event(time_s, "requeue", order.job, gpus=0, placement=(), detail=detail), event]
 
 
 def _goes_on(found: JobLog, job: Job, log: RunLog) -> bool:
     """Whether a running job may keep what it holds after an update."""
     same = (job.batch, job.resources) == (found.job.batch, found.job.resources)
-    if not same or found.gpus not in job.sizes(found.gpus):
+    if not same or found.held_gpus not in job.sizes(found.held_gpus):
         return False
     nodes = [] if log.info is None else log.info.cluster.expanded()
     constraint = constraint_of(job, {node.gpu_type for node in nodes})

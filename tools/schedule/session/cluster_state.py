@@ -204,6 +204,8 @@ class ClusterState:
             return
         state, time_s = self.ended.pop(job_id), self._at(time_s)
         self.fell.pop(job_id, None)
+        if not state.requested:
+            self.commands.on_cpus[job_id] = True
         self.jobs[job_id] = state
         self._arrive(state, time_s)
 
