@@ -205,6 +205,17 @@ def test_arrays_and_files_of_jobs_with_times_and_a_hold(here: Path) -> None:
     assert (result.utility.shape, result.utility.target, result.hold) == ("step", pytest.approx(36000), True)
 
 
+def test_an_array_of_lines_and_its_limit_of_failures(here: Path) -> None:
+    (here / "lines.txt").write_text("lr=1\n\n lr=2 x\n")
+    options = ("--array", "@lines.txt%1", "--max-failures", "0", "--env", "A=1", "--name", "s")
+    assert call("submit", "train.py", *options, "--state", "live").stdout.split() == ["s-1", "s-3"]
+    last = submitted(here)["s-3"]
+    assert (last.env["PLIANT_ARRAY_LINE"], last.env["A"]) == (" lr=2 x", "1")
+    assert last.array == ArrayPlace(name="s", index=3, limit=1, max_failures=0)
+    assert call("submit", "train.py", "--max-failures", "0", "--state", "live").exit_code == 2
+    assert call("submit", "train.py", "--array", "@gone", "--state", "live").exit_code == 2
+
+
 def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
