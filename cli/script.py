@@ -114,8 +114,8 @@ class Script:
                     found.append((number, shlex.split(line.removeprefix(_OPTIONS), comments=True)))
                 except ValueError as error:
                     raise BadInputError.one(self.name, str(error), line=number) from error
-            elif sign := _NOT_OPTIONS.match(line):
-                overlooked.setdefault(sign[0], number)
+            elif match := _NOT_OPTIONS.match(line):
+                overlooked.setdefault(match[0], number)
         for sign, number in overlooked.items():
             note(
                 f"{self.name}:{number}: {sign} is not read: options are {_OPTIONS} lines before all commands"

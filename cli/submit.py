@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
 from pliant.cli.script import Script, stated_in
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
@@ -68,7 +68,7 @@ def submit(
         typer.Option(
             "--gpus",
             metavar="N|N-M|N,M",
-            help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic.",
+            help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic; 0: none.",
             show_default="1, or what pliant.toml says",
         ),
     ] = None,
@@ -96,7 +96,7 @@ def submit(
         typer.Option(
             "--cpus",
             min=0,
-            help="Of a script: CPU cores for each of its GPUs.",
+            help="Of a script: CPU cores for each of its GPUs, with --gpus 0 in all.",
             show_default="none in particular",
         ),
     ] = None,
@@ -106,7 +106,7 @@ def submit(
             "--memory",
             parser=size(),
             metavar=SIZE_SHOWN,
-            help="Of a script: main memory for each of its GPUs.",
+            help="Of a script: main memory for each of its GPUs, with --gpus 0 in all.",
             show_default="none in particular",
         ),
     ] = None,
@@ -385,7 +385,7 @@ def submit(
     image = _container(container, container_runtime, container_mount, container_option)
     starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python, "container": image}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
-    starts |= _where(constraint, only, exclude, {"cpu": cpus, "memory": memory})
+    starts |= where_of(constraint, only, exclude, {"cpu": cpus, "memory": memory})
     fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
     if script is not None and script.command:
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
@@ -611,31 +611,6 @@ def _fields(
     return found
 
 
-def _where(
-    constraint: Sequence[str] | None, only: str | None, exclude: str | None, needs: Mapping[str, float | None]
-) -> dict[str, Any]:
-    """What the options say of the nodes that a job may run on; None: nothing.
-
-    :param needs: amounts by resource, for each of its workers.
-    :raises UsageError: an expression or a list of nodes is not one.
-    """
-    from pliant.schemas.node_labels import condition, names_in
-
-    stated = {name: float(amount) for name, amount in needs.items() if amount is not None}
-    found: dict[str, Any] = {"nodes": constraint or None, "resources": {"worker": stated} if stated else None}
-    for text in constraint or ():
-        try:
-            condition(text)
-        except ValueError as error:
-            raise UsageError(f"--constraint {error}") from error
-    for name, nodes in (("only", only), ("exclude", exclude)):
-        try:
-            found[name] = None if nodes is None else names_in(nodes)
-        except ValueError as error:
-            raise UsageError(f"--{name} {nodes}: {error}") from error
-    return found
-
-
 def _container(
     image: str | None, runtime: str | None, mounts: list[str] | None, options: list[str] | None
 ) -> dict[str, Any] | None:
@@ -654,6 +629,8 @@ def _container(
 
 def _sizes(gpus: str) -> dict[str, Any]:
     """:raises UsageError: it is neither a number nor two of them, nor a list of rising ones."""
+    if gpus == "0":
+        return {"gpus": {"requested": 0}}
     found = {name: value for name, value in sizes_of(gpus).items() if value is not None}
     if gpus.isdecimal():
         return {"gpus": {"requested": found["requested"]}}

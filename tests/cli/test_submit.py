@@ -288,7 +288,7 @@ def test_without_a_node_its_job_waits(here: Path):
     jobs = {each["job"]: each for each in asked("--remove-node", "n0")["jobs"]}
     assert jobs["j0"]["delay_seconds"] + jobs["j1"]["delay_seconds"] > 9000
     assert [jobs["j0"][case]["lost_gpu_hours"] > 0 for case in ("now", "then")] == [False, True]
-    assert "job j0 loses" in call("drain n0 --now --state live").stderr
+    assert "job j0 loses" in call("drain", "n0", "--now", "--state", "live").stderr
     assert call("whatif", "--state", "live", "--policy", "fair-share").exit_code == 0
 
 

@@ -86,17 +86,18 @@ def settled(job: Job) -> tuple[Job, str]:
         return job, "as the job states"
     if job.names_torchrun:
         return job, 'it begins with "torchrun"'
-    one = job.gpus.requested == 1
-    first, *rest = job.command
+    one, command = job.gpus.requested == 1, job.command
+    first, *rest = command
     if first == "torchrun" and shutil.which(first, path=job.env.get("PATH")) is None:
-        job = job.model_copy(update={"command": ("-m", "torch.distributed.run", *rest)})
+        command = ("-m", "torch.distributed.run", *rest)
+        job = job.model_copy(update={"command": command})
     if job.script[:1] == ("-m",) and (module := job.script[1:2]) and module[0] in _LAUNCHERS:
-        return (job if one else _with(job, "python", job.command)), f"{module[0]} starts its workers"
+        return (job if one else _with(job, "python", command)), f"{module[0]} starts its workers"
     try:
         if (program := _program(job)) is not None:
             return _with(job, "program", program.command), program.why
         if job.tasks is not None:
-            return _with(job, "python", job.command), f"a task for each {job.tasks}"
+            return _with(job, "python", command), f"a task for each {job.tasks}"
         source = _source(job.script, Path(job.workdir or "."))
     except OSError:
         return job, ""
@@ -105,7 +106,7 @@ def settled(job: Job) -> tuple[Job, str]:
     sign = _sign(source)
     if sign is None or sign.own:
         why = f"{source.name} is not distributed" if sign is None else sign.words
-        return (job if one else _with(job, "python", job.command)), why
+        return (job if one else _with(job, "python", command)), why
     return job, sign.words
 
 

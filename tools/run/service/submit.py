@@ -25,7 +25,7 @@ from pliant.schemas.job import Changes, Job, arriving_at, updated
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.keep import SECRETS
 from pliant.tools.run.service import containers
-from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
+from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle, without_gpus
 from pliant.tools.run.service.starters import is_a_name, program_obstacle, python_obstacle, settled
 from pliant.tools.run.service.submitter import output_obstacle
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
@@ -398,7 +398,9 @@ def check_against(dirs: StateDir, jobs: Iterable[Job], source: str = "jobs") -> 
     from pliant.tools.schedule.rates import Speeds, throughput_for
     from pliant.tools.schedule.registry import make_policy
 
-    cluster = read_cluster(dirs.cluster)
+    jobs, cluster = tuple(jobs), read_cluster(dirs.cluster)
+    if found := without_gpus(jobs, cluster, source):
+        raise BadInputError(found)
     profile = read_profile(dirs.profile) if dirs.profile.exists() else None
     decided = read_schedule(dirs.schedule) if dirs.schedule.exists() else None
     policy = None if decided is None else make_policy(decided.policy.name, decided.policy.parameters)
@@ -446,7 +448,7 @@ def order_jobs(
         done = set[str]()
         if action == "requeue":
             done, ended = {each for each in ended if log.jobs[each].phase == "finished"}, []
-            _check_taken_up(job_ids, log)
+            _check_taken_up(dirs, job_ids, log)
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
         if changes is not None:
             _check_update(dirs, spool, log, left, changes)
@@ -467,12 +469,17 @@ def order_jobs(
     return ended
 
 
-def _check_taken_up(job_ids: Iterable[str], log: RunLog) -> None:
-    """:raises UsageError: a job was rejected, and cannot be requeued."""
-    rejected = [each for each in job_ids if each in log.jobs and log.jobs[each].phase == "rejected"]
-    if rejected:
-        text = "was rejected and has never been in the queue: submit it again"
-        raise UsageError(f"job {rejected[0]} {text}; nothing was ordered")
+def _check_taken_up(dirs: StateDir, job_ids: Iterable[str], log: RunLog) -> None:
+    """:raises UsageError: a job was rejected, or its code is gone: it cannot be requeued."""
+    code = f"{dirs.code}/"
+    for each in filter(log.jobs.__contains__, job_ids):
+        folder, text = log.jobs[each].job.workdir or "", ""
+        if log.jobs[each].phase == "rejected":
+            text = "was rejected and has never been in the queue"
+        elif folder.startswith(code) and not os.path.isdir(folder):
+            text = "ran from a snapshot of its code, which went when it had ended"
+        if text:
+            raise UsageError(f"job {each} {text}: submit it again; nothing was ordered")
 
 
 def _check_update(
