@@ -76,7 +76,7 @@ class Place:
         """
         inside = f"{name}{_IN_SCOPE}" if self.scope else name
         folders = {kind: f"{parent}/{inside}" for kind, parent in self.parents.items()}
-        wanted = {"memory": memory, "cpu": cpus, "pids": pids}
+        wanted: dict[str, float | None] = {"memory": memory, "cpu": cpus, "pids": pids}
         values: list[tuple[str, str]] = []
         for kind, folder in folders.items():
             is_v2 = _is_v2(self.parents[kind])
@@ -395,11 +395,8 @@ def gpu_devices(folder: str = "/proc/driver/nvidia/gpus", dev: str = "/dev") -> 
     """The device of each GPU of this machine, as "major:minor", by the UUID that its driver gives it."""
     found = {}
     for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        about = dict(
-            (part.strip() for part in line.split(":", 1))
-            for line in _lines(f"{folder}/{entry}/information")
-            if ":" in line
-        )
+        lines = (line.partition(":") for line in _lines(f"{folder}/{entry}/information"))
+        about = {name.strip(): value.strip() for name, _, value in lines}
         with contextlib.suppress(KeyError, OSError):
             number = os.stat(f"{dev}/nvidia{about['Device Minor']}").st_rdev
             found[about["GPU UUID"]] = f"{os.major(number)}:{os.minor(number)}"
