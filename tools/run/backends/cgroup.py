@@ -76,7 +76,7 @@ class Place:
         """
         inside = f"{name}{_IN_SCOPE}" if self.scope else name
         folders = {kind: f"{parent}/{inside}" for kind, parent in self.parents.items()}
-        wanted: dict[str, float | None] = {"memory": memory, "cpu": cpus, "pids": pids}
+        wanted = {"memory": memory, "cpu": cpus, "pids": pids}
         values: list[tuple[str, str]] = []
         for kind, folder in folders.items():
             is_v2 = _is_v2(self.parents[kind])
@@ -384,8 +384,8 @@ def allowed_devices(denied: Iterable[str], dev: str = "/dev", proc: str = "/proc
     single = []
     for entry in sorted(os.listdir(dev)):
         with contextlib.suppress(OSError):
-            number = os.stat(f"{dev}/{entry}").st_rdev
-            at = os.major(number), os.minor(number)
+            device = os.stat(f"{dev}/{entry}").st_rdev
+            at = os.major(device), os.minor(device)
             if at[0] in majors and at not in refused:
                 single.append(f"{dev}/{entry}")
     return [*dict.fromkeys(kinds), *single]
@@ -395,8 +395,8 @@ def gpu_devices(folder: str = "/proc/driver/nvidia/gpus", dev: str = "/dev") -> 
     """The device of each GPU of this machine, as "major:minor", by the UUID that its driver gives it."""
     found = {}
     for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        lines = (line.partition(":") for line in _lines(f"{folder}/{entry}/information"))
-        about = {name.strip(): value.strip() for name, _, value in lines}
+        pairs = (line.partition(":") for line in _lines(f"{folder}/{entry}/information"))
+        about = {name.strip(): value.strip() for name, _, value in pairs}
         with contextlib.suppress(KeyError, OSError):
             number = os.stat(f"{dev}/nvidia{about['Device Minor']}").st_rdev
             found[about["GPU UUID"]] = f"{os.major(number)}:{os.minor(number)}"
