@@ -18,8 +18,8 @@ from pliant.schemas.text import counted, in_gpus, listed, similar
 
 Amounts = Mapping[str, float]
 """By the name of the resource, in the units of job and cluster files."""
-RECORDED_TYPE: Final = "gpu_type"
-"""The label of an imported job that holds the GPU type on which it ran."""
+RECORDED_TYPES: Final = ("gpu_type", "gpu_spec")
+"""The labels of an imported job that hold the GPU type on which it ran, or the types that it asked for."""
 _SLACK: Final = 1e-9
 """Part of a worker that sums of fractions may miss by rounding."""
 
@@ -110,12 +110,19 @@ def constraint_of(job: Job, known: Collection[str]) -> Constraint | None:
     return Constraint(types, memory, job.nodes, only, frozenset(job.exclude))
 
 
-def recorded_types(job: Job, known: Collection[str]) -> tuple[str, ...]:
-    """The GPU types on which the trace of an imported job says that it ran, of those in the cluster."""
+def recorded_type(job: Job) -> str:
+    """The GPU type that the trace of an imported job states, or several of them; empty if none."""
     labels = job.labels
-    if RECORDED_TYPE not in labels or "trace" not in labels:
+    if not labels or "trace" not in labels:
+        return ""
+    return next((kind for name in RECORDED_TYPES if (kind := labels.get(name))), "")
+
+
+def recorded_types(job: Job, known: Collection[str]) -> tuple[str, ...]:
+    """The GPU types on which the trace of an imported job says that it ran, or may run, of the cluster's."""
+    if not (recorded := recorded_type(job)):
         return ()
-    if (recorded := labels[RECORDED_TYPE]) in known:  # as of most
+    if recorded in known:  # as of most
         return (recorded,)
     return tuple(kind for kind in re.split("[,|]", recorded) if kind in known)
 
@@ -148,7 +155,7 @@ def _why_not_by_name_or_label(constraint: Constraint, nodes: Sequence[NodeGpus])
             have = sorted(f"{name}={value}" if value else name for name, value in labels)
             what = f"the nodes have {listed(have, 8)}" if have else "the nodes have no labels"
             return f'needs nodes with "{text}": {what}'
-    return f"needs GPUs {constraint.words}: no node with GPUs meets that"
+    return f"needs GPUs {constraint.words}: no node meets that"
 
 
 class _NodeKind(NamedTuple):
@@ -308,6 +315,8 @@ class Capacities:
 
     def why_too_large(self, job: Job) -> str | None:
         """Why the smallest size fits no GPU type, as a clause. Returns None if only GPUs are too few."""
+        if job.on_cpus:
+            return self._why_no_node(job)
         least = job.min_gpus
         if not self.limits(job) or max(self.room(job).values(), default=0) >= least:
             return None
@@ -332,6 +341,24 @@ class Capacities:
         return (
             f"needs {needed} parameter servers for {workers}, more than the nodes without GPUs have room for"
         )
+
+    def _why_no_node(self, job: Job) -> str | None:
+        """Why no node ever has what a job without GPUs needs."""
+        constraint, worker = self.constraint_of(job), job.resources.worker
+        nodes = [node for node in expanded(self.nodes) if constraint is None or constraint.allows(node)]
+        has = [capacities(node) for node in nodes]
+        if any(fitting(each, worker, 1) for each in has):
+            return None
+        if not nodes:
+            if constraint is None:
+                return "needs a node, the cluster has none"
+            return _why_not_by_name_or_label(constraint, expanded(self.nodes))
+        for name, amount in sorted(worker.items()):
+            most = max(each.get(name, math.inf) for each in has)
+            if most < amount:
+                needs, has_most = amount_text(name, amount), amount_text(name, most)
+                return f"needs {needs} on one node, the largest has {has_most}"
+        return "needs all of its demands together on one node, which none has"
 
     def _why_few_allowed(self, job: Job) -> str | None:
         """Why the GPUs that the job may run on are too few for it."""

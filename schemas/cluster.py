@@ -172,6 +172,8 @@ _OTHERS: Final = Team.model_construct()
 
 
 MOST_NODES: Final = 1_000_000
+MOST_OF_NODE: Final = 1024
+"""GPUs of a node."""
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,/-]{0,255}$")]
 SbatchOption = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]{1,1023}$")]
 OWN_OPTIONS: Final = ("job-name", "array", "clusters", "wrap", "wait", "parsable", "test-only", "uid")
@@ -185,7 +187,7 @@ class Node(Record):
     """One machine. With ``count``, a shorthand for that many alike, ``{}`` in the name numbering them."""
 
     name: Annotated[str, Field(pattern=NODE_NAME)]
-    gpus: Annotated[int, Field(ge=0, le=1024)]
+    gpus: Annotated[int, Field(ge=0, le=MOST_OF_NODE)]
     """GPUs, or CPU slots where the cluster's ``slots`` is "cpu": room for one worker each. A node with 0 can
     hold parameter servers only."""
     gpu_type: str = "gpu"

@@ -14,15 +14,17 @@ from itertools import dropwhile, islice, pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from sys import intern
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, cast, get_args
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails
 
 from pliant.schemas.container import Container
 from pliant.schemas.file_io.record import (
     FORM,
     MOST,
+    MOST_GPUS,
     NODE_NAME,
     BatchSize,
     BoundedFloat,
@@ -48,6 +50,7 @@ Awaited = Literal["ok", "any", "failed"]
 ExitCode = Annotated[int, Field(ge=-64, le=255)]
 Launcher = Literal["program", "python", "torchrun"]
 Tasks = Literal["node", "slot"]
+RequestedGpus = Annotated[int, Field(ge=0, le=MOST_GPUS)]
 TypeName = Annotated[str, Field(min_length=1)]
 NodeName = Annotated[str, Field(pattern=NODE_NAME)]
 PowersOfTwo = Literal["powers-of-two"]
@@ -76,6 +79,11 @@ def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, h
     raise broken_rule(text, f"/{name}")
 
 
+def _refuse_pattern(field: str, pattern: str | None) -> None:
+    if pattern is not None and (fault := pattern_fault(pattern)) is not None:
+        raise broken_rule(fault, f"/{field}")
+
+
 def _filled_in() -> Any:
     """Default of a field that validation fills in; no value equals it, so the field is always written."""
     return None
@@ -101,9 +109,9 @@ _Sizes = Annotated[
 class Gpus(Record):
     """How many GPUs (or CPU slots) a job asks for and can use."""
 
-    requested: GpuCount = Field(default_factory=_filled_in)
-    """The default size: what a scheduler that does not resize jobs gives, and the base of the demand.
-    Default: min, else per_replica."""
+    requested: RequestedGpus = Field(default_factory=_filled_in)
+    """The default size: what a scheduler that does not resize jobs gives, and the base of the demand. 0: it
+    needs cores and memory only (``resources.worker``), of one node. Default: min, else per_replica."""
     min: GpuCount | None = None
     """Smallest size that runs. Default: requested for a job that is not elastic, else per_replica."""
     max: GpuCount | None = None
@@ -130,6 +138,10 @@ class Gpus(Record):
             self._refuse_wrong_sizes(self.sizes)
         if values["requested"] is None:
             values["requested"] = self.min or self.least
+        if self.requested == 0:
+            for name in ("min", "max", "sizes", "types", "memory"):
+                if values[name] is not None:
+                    raise broken_rule("is about GPUs, and gpus.requested is 0: leave it out", f"/{name}")
         _refuse_crossed("gpus", "requested", self.requested, self.min, self.max)
         if self.per_replica > 1:
             for name in ("requested", "min", "max"):
@@ -351,7 +363,8 @@ class ResourceDemand(Record):
     """
 
     worker: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    """Of one worker, which holds one of the job's GPUs (or CPU slots)."""
+    """Of one worker, which holds one of the job's GPUs (or CPU slots); of a job without GPUs, of all of it,
+    by default one cpu."""
     ps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Of one parameter server; there are enough of them for the bandwidth of all workers, at least one, and
     at most as many as workers. Default: the job has none."""
@@ -478,27 +491,23 @@ class Job(Record):
             values["submit_time"] = 0.0
         if values["gpus"] is None:
             values["gpus"] = Gpus()
+        if self.on_cpus:
+            self._settle_on_cpus(values)
         if values["model"] is None:
             if not (name := _script_name(self.script)):
                 raise broken_rule("is missing, expected a key into the profile, or a command", "/model")
             values["model"] = name
         self._refuse_what_cannot_be_passed_on()
-        for name in ("output", "error"):
-            if values[name] is not None and (fault := pattern_fault(values[name])) is not None:
-                raise broken_rule(fault, f"/{name}")
         if self.resize == "relaunch":
             self._settle_relaunch(values)
-        if self.launcher is not None and self.elastic != "none":
-            text = (
-                f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
-            )
-            raise broken_rule(text, "/launcher")
-        starts_workers = self.elastic != "none" or self.launcher == "torchrun" or self.names_torchrun
-        if self.tasks is not None and starts_workers:
-            text = (
-                f"'{self.tasks}' contradicts torchrun and elastic jobs, which start their workers themselves"
-            )
-            raise broken_rule(text, "/tasks")
+        self._refuse_contradictions()
+        return self
+
+    def _refuse_contradictions(self) -> None:
+        _refuse_pattern("output", self.output)
+        _refuse_pattern("error", self.error)
+        if self.launcher is not None or self.tasks is not None:
+            self._refuse_two_starters()
         if self.nodes or self.only is not None:
             self._refuse_wrong_nodes()
         if self.id in self.after:
@@ -511,7 +520,28 @@ class Job(Record):
         if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
-        return self
+
+    def _refuse_two_starters(self) -> None:
+        if self.launcher is not None and self.elastic != "none":
+            text = (
+                f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
+            )
+            raise broken_rule(text, "/launcher")
+        if self.tasks and (self.elastic != "none" or self.launcher == "torchrun" or self.names_torchrun):
+            text = f"'{self.tasks}' contradicts torchrun and elastic jobs, which start their own workers"
+            raise broken_rule(text, "/tasks")
+
+    def _settle_on_cpus(self, values: dict[str, Any]) -> None:
+        """It is one process, on one core if it does not say otherwise."""
+        for name, plain in (("elastic", "none"), ("resize", "in-place"), ("tasks", None)):
+            if values[name] != plain:
+                raise broken_rule("is about GPUs, and gpus.requested is 0: leave it out", f"/{name}")
+        if self.launcher == "torchrun" or self.names_torchrun:
+            raise broken_rule("is for workers on GPUs, and gpus.requested is 0", "/launcher")
+        if self.resources.ps:
+            raise broken_rule("is about workers on GPUs, and gpus.requested is 0", "/resources/ps")
+        if not self.resources.worker.get("cpu"):
+            values["resources"] = ResourceDemand(worker={**self.resources.worker, "cpu": 1.0})
 
     def _refuse_wrong_nodes(self) -> None:
         if self.only == ():
@@ -571,11 +601,11 @@ class Job(Record):
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
         only if another job does not finish, has limits, says when it is retried, names its launcher, tasks,
-        Python, container or output, has a name, or says on which nodes it may run.
+        Python, container or output, has a name, says on which nodes it may run, or needs no GPU.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
         starts = (self.launcher, self.tasks, self.python, self.container, self.output, self.error, self.name)
-        if says_when or self.names_nodes or any(each is not None for each in starts):
+        if says_when or self.names_nodes or self.on_cpus or any(each is not None for each in starts):
             return 8
         if "failed" in self.after.values():
             return 8
@@ -591,6 +621,11 @@ class Job(Record):
             return 3
         unsized = self.work is not None and self.work_gap is not None
         return 2 if unsized else int(not self.shares_gpus)
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether it needs no GPU."""
+        return self.gpus.requested == 0
 
     @property
     def takes_room(self) -> bool:
@@ -685,7 +720,7 @@ def _script_name(script: tuple[str, ...]) -> str:
     return name.stem if name.suffix == ".py" else name.name
 
 
-Changeable = Literal["gpus", "batch", "limits", "retries"]
+Changeable = Literal["gpus", "nodes", "only", "exclude", "resources", "batch", "limits", "retries"]
 CHANGEABLE: Final[tuple[Changeable, ...]] = get_args(Changeable)
 Changes = dict[Changeable, Any]
 """New values of fields of a job; of a field with parts those that are named. None is the default."""
@@ -697,14 +732,20 @@ def updated(job: Job, changes: Changes) -> Job:
     :raises ValidationError: together they make no job.
     """
     values = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    new = type(job).model_validate(_merged(values, cast(Mapping[str, Any], changes)), strict=False)
+    if new.on_cpus != job.on_cpus:
+        text = "is 0 for a job without GPUs and for no other, which stays so: submit it anew"
+        fault = InitErrorDetails(type=broken_rule(text, ""), loc=("gpus", "requested"), input=changes)
+        raise ValidationError.from_exception_data(type(job).__name__, [fault])
+    return new
+
+
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with changes of some of them, and of parts of these; without those that are None then."""
+    merged = dict(before)
     for name, change in changes.items():
-        before = values.pop(name, None)
-        found = {**(before or {}), **change} if isinstance(change, Mapping) else change
-        if isinstance(found, dict):
-            found = {part: value for part, value in found.items() if value is not None}
-        if found is not None:
-            values[name] = found
-    return type(job).model_validate(values, strict=False)
+        merged[name] = _merged(merged.get(name) or {}, change) if isinstance(change, Mapping) else change
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def arriving_at(jobs: Iterable[Job], time_s: float) -> tuple[Job, ...]:

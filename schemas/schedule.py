@@ -248,7 +248,7 @@ class Schedule(Record):
         asked = {job.id: job.gpus.requested for job in self.jobs if job.elastic == "none"}
         for index, given in enumerate(self.allocations):
             requested = asked.get(given.job)
-            if requested is not None and given.gpus not in (0, requested):
+            if requested is not None and given.gpus not in (0, requested or 1):
                 text = f'is {given.gpus:,}, but job "{given.job}" is not elastic, expected {requested:,} or 0'
                 raise broken_rule(text, f"/allocations/{index}/gpus")
         return self

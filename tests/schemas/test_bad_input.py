@@ -44,7 +44,7 @@ def job_problems(*lines: str | dict[str, Any]) -> list[str]:
         ({"priority": "high"}, '/priority: "high" has the wrong type, expected a number'),
         ({"priority": True}, "/priority: true has the wrong type, expected a number"),
         ({"model": ""}, '/model: "" is too short, expected some text'),
-        ({"gpus": {"requested": 0}}, "/gpus/requested: 0 is not above 0, expected more than 0"),
+        ({"gpus": {"requested": -1}}, "/gpus/requested: -1 is below 0, expected 0 or more"),
         ({"gpus": {"requested": 2.5}}, "/gpus/requested: 2.5 has the wrong type, expected an integer"),
         ({"gpus": {"requested": 10**12}}, "/gpus/requested: 1000000000000 is above 10,000,000, expected 10,000,000 or less"),
         ({"gpus": {"requested": 10**23}}, "/gpus/requested: 100000000000000000000000 is above 10,000,000, expected 10,000,000 or less"),

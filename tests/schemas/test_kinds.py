@@ -53,14 +53,14 @@ def test_validate_says_what_every_file_is(capsys: pytest.CaptureFixture[str]) ->
     ]
     # Validate looks at all files before it fails.
     write_all()
-    Path("bad").write_text('{"id": 3, "model": "m", "gpus": {"requested": 0}}\n')
+    Path("bad").write_text('{"id": 3, "model": "m", "gpus": {"requested": -1}}\n')
     with pytest.raises(BadInputError) as caught:
         validate(["none", "1", "bad", "2"])
     assert capsys.readouterr().out.splitlines() == ["1: job, 2 records", "2: cluster, 1 record"]
     assert str(caught.value).splitlines() == [
         "none: no such file",
         "bad:1: /id: 3 has the wrong type, expected a string",
-        "bad:1: /gpus/requested: 0 is not above 0, expected more than 0",
+        "bad:1: /gpus/requested: -1 is below 0, expected 0 or more",
     ]
 
 

@@ -9,7 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pliant.schemas.checks import RECORDED_TYPE, check_after, check_profiled, constraint_of, recorded_types
+from pliant.schemas.checks import (
+    RECORDED_TYPES,
+    check_after,
+    check_profiled,
+    constraint_of,
+    recorded_type,
+    recorded_types,
+)
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import PIPE, source_name
@@ -45,6 +52,7 @@ from pliant.tools.replay.progress import Validation, validations
 from pliant.tools.replay.recorded import NODE_GPUS, inconsistencies, own_cluster
 from pliant.tools.schedule.assumptions import (
     Kind,
+    demands_unlimited,
     kinds_measured,
     levels_ignored,
     nothing_to_resize,
@@ -88,8 +96,8 @@ class Sources:
         cluster = own_cluster(jobs) if self.cluster is None else read_cluster(self.cluster)
         if self.shares is not None:
             cluster = cluster.model_copy(update={"shares": read_shares(self.shares)})
-        found = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
-        return replace(found, name=trace_name(self.jobs), is_own_cluster=self.cluster is None)
+        inputs_read = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
+        return replace(inputs_read, name=trace_name(self.jobs), is_own_cluster=self.cluster is None)
 
 
 @dataclass(frozen=True)
@@ -131,24 +139,24 @@ class Inputs:
     def types_assumed(self) -> Sequence[Assumption]:
         """What is assumed of the GPU types on which the trace says that its jobs ran."""
         types = list(dict.fromkeys(node.gpu_type for node in self.cluster.nodes if node.gpus))
-        recording = jobs_that(lambda job: RECORDED_TYPE in job.labels, self.jobs)
+        recording = jobs_that(lambda job: any(name in job.labels for name in RECORDED_TYPES), self.jobs)
         if self.is_own_cluster or next(recording, None) is None:
             return ()
         stay, lacking = 0, Counter[str]()
         for job in self.jobs:
             if recorded_types(job, types):
                 stay += len(types) > 1 and job.gpus.types is None
-            elif "trace" in job.labels and (kind := job.labels.get(RECORDED_TYPE)):
+            elif kind := recorded_type(job):
                 lacking[kind] += 1
-        found = []
+        texts = []
         if stay:
             jobs = "1 job stays" if stay == 1 else f"{stay:,} jobs stay"
-            found.append(f"{jobs} on the GPU type that the trace recorded, unless gpus.types says otherwise")
+            texts.append(f"{jobs} on the GPU type that the trace recorded, unless gpus.types says otherwise")
         if lacking:
             times = "as long as recorded" if len(types) == 1 else "as long as recorded on the mean of them"
             where = f"the cluster lacks the recorded GPU types {listed(sorted(lacking))}"
-            found.append(f"{where}: {counted(lacking.total(), 'job')} may run on any, and take {times}")
-        return [Assumption(kind="recording", text=text) for text in found]
+            texts.append(f"{where}: {counted(lacking.total(), 'job')} may run on any, and take {times}")
+        return [Assumption(kind="recording", text=text) for text in texts]
 
     @cached_property
     def profile_hash(self) -> str | None:
@@ -217,6 +225,9 @@ def _unknown_work(
             needed = "samples, epochs with dataset_size, iterations or gpu_seconds"
             yield f'job "{job.id}" {job.work_gap}, a replay needs {needed}'
             continue
+        if job.on_cpus and not isinstance(job.work, GpuTimeWork):
+            yield f'job "{job.id}" needs no GPU, a replay needs its seconds as work.gpu_seconds'
+            continue
         sizes = (job.gpus.requested, job.gpus.per_replica, constraint_of(job, speeds.gpu_types))
         kind = (job.model, job.batch.size, job.batch.per_gpu_max, sizes, _magnitude(job.work))
         if kind in good:
@@ -252,6 +263,7 @@ def assumed(
         *sharing_assumed(inputs.cluster, policy),
         *levels_ignored(inputs.cluster, policy.name, parameters),
         *weights_ignored(jobs_that(lambda job: job.weight != 1.0, inputs.jobs), policy),
+        *demands_unlimited(jobs_that(lambda job: job.resources.worker, inputs.jobs), inputs.cluster),
         *_own_cluster(inputs),
         *inputs.types_assumed,
         *nothing_to_resize(one_of_each(inputs.jobs), policy),

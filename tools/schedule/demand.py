@@ -13,7 +13,7 @@ from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
 from pliant.tools.schedule.forecast import Demand
-from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.jobs import SAMPLES_WITHOUT_GPU, JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds
 
@@ -36,15 +36,16 @@ def job_state(job: Job, speeds: Speeds, alike: JobState | None = None) -> JobSta
         state = JobState(job, _reference_batch(job, speeds), None)
     else:
         state = JobState(job, alike.reference_batch, None, kind=alike.kind, _alike=alike)
-    types = speeds.types_of(job)
+    types = None if job.on_cpus else speeds.types_of(job)
     if types == () and (why := why_nowhere(job, speeds.nodes)) is not None:
         raise BadInputError(f'job "{job.id}" {why}')
-    recorded = recorded_types(job, speeds.gpu_types) if len(speeds.gpu_types) > 1 else ()
+    several = len(speeds.gpu_types) > 1 and not job.on_cpus
+    recorded = recorded_types(job, speeds.gpu_types) if several else ()
     state.types = recorded or types
     state.total_samples = total = _total_samples(state, speeds)
     if state.types != types:
         state.types, state.kind = types, None
-    if speeds.is_guess:
+    if speeds.is_guess or job.on_cpus:
         state.is_speed_guessed = not isinstance(job.work, GpuTimeWork)
     if total is not None and not 0 < total <= MOST_SAMPLES:
         raise BadInputError(
@@ -143,6 +144,8 @@ def _runs(job: JobState, gpus: int, speeds: Speeds) -> bool:
 def _reference_batch(job: Job, speeds: Speeds) -> int:
     if job.batch.size is not None:
         return job.batch.size
+    if job.on_cpus:
+        return 1
     limits = [speeds.throughput.max_local_batch(job.model, gpu_type) for gpu_type in speeds.gpu_types]
     known = [limit for limit in (*limits, job.batch.per_gpu_max) if limit]
     return job.gpus.replicas(job.gpus.requested) * (min(known) if known else 1)
@@ -164,6 +167,8 @@ def _total_samples(state: JobState, speeds: Speeds) -> float | None:
 
 def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | None:
     requested = state.requested
+    if not requested:
+        return gpu_seconds * SAMPLES_WITHOUT_GPU
     rate = speeds.rate(state, requested)
     if not rate and speeds.gpu_types:
         raise BadInputError(

@@ -45,15 +45,15 @@ class Place(tuple[tuple[str, int], ...]):
         """:param names: of all nodes.
         :param picks: (index of a node, GPUs on it).
         """
-        found = cls([(names[index], count) for index, count in picks])
+        place = cls([(names[index], count) for index, count in picks])
         counts = [count for _, count in picks]
-        found.indices = indices = [index for index, _ in picks]
+        place.indices = indices = [index for index, _ in picks]
         follow = indices == list(range(indices[0], indices[0] + len(indices)))
-        found.span = slice(indices[0], indices[-1] + 1) if follow else None
-        found.gpus, found.shape = sum(counts), tuple(sorted(counts, reverse=True))
-        found.each = counts[0] if len(set(counts)) == 1 else 0
-        found.hashed = tuple.__hash__(found)
-        return found
+        place.span = slice(indices[0], indices[-1] + 1) if follow else None
+        place.gpus, place.shape = sum(counts), tuple(sorted(counts, reverse=True))
+        place.each = counts[0] if len(set(counts)) == 1 else 0
+        place.hashed = tuple.__hash__(place)
+        return place
 
     def __hash__(self) -> int:
         return self.hashed
@@ -82,6 +82,10 @@ class Observation(NamedTuple):
     """The part of it that waited for the all-reduce; None: not measured."""
     gpu_type: str | None = None
     """None: the source does not say."""
+
+
+SAMPLES_WITHOUT_GPU: Final = 1.0
+"""Samples per second of a job without GPUs, so that work in GPU-seconds is its time."""
 
 
 class BatchChange(NamedTuple):
@@ -120,7 +124,7 @@ class JobKind:
         if (known := job.kind) is not None:
             return known
         batch, gpus, room, by_node = job.spec.batch, job.spec.gpus, job.room, job.room_by_node
-        found = job.kind = cls._of(
+        kind = job.kind = cls._of(
             job.spec.model,
             job.reference_batch,
             batch.size is not None,
@@ -131,15 +135,15 @@ class JobKind:
             None if room is None or (job.types and job.any_node) else tuple(room.items()),
             None if by_node is None else tuple(by_node.items()),
         )
-        return found
+        return kind
 
     @classmethod
     def _of(cls, *values: Hashable) -> JobKind:
-        found = cls._known.get(values)
-        if found is None:
-            found = cls._known[values] = cls()
-            found._values = values
-        return found
+        kind = cls._known.get(values)
+        if kind is None:
+            kind = cls._known[values] = cls()
+            kind._values = values
+        return kind
 
     def __reduce__(self) -> tuple[Callable[..., JobKind], tuple[Hashable, ...]]:
         """A copy is the same object."""
@@ -179,7 +183,7 @@ RUNNING: Final = Phase.RUNNING
 
 
 _OF_SPEC: Final = (
-    *("spec", "priority", "requested", "per_replica", "min_gpus", "any_number", "is_elastic"),
+    *("spec", "priority", "requested", "per_replica", "min_gpus", "any_number", "is_elastic", "takes_room"),
     *("types", "room", "any_node", "barred", "room_now", "room_by_node", "kind", "is_speed_guessed"),
 )
 """Fields of a job's state that follow from its spec and the cluster."""
@@ -312,6 +316,11 @@ class JobState:
             self.any_number = _alike.any_number
             self.is_elastic = _alike.is_elastic
             self.takes_room = _alike.takes_room
+
+    @property
+    def log_gpus(self) -> int:
+        """What it holds, as a log says it: a job without GPUs holds one place on a node, and no GPU."""
+        return self.gpus if self.requested else 0
 
     def may_use(self, gpu_type: str) -> bool:
         """Whether it may run on GPUs of that type."""

@@ -5,11 +5,13 @@ What a node allows is said here a second time, in the plainest way, so that it i
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +21,7 @@ from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.demand import JobCheck
-from pliant.tools.schedule.jobs import node_states
+from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy, policy_names
@@ -29,6 +31,7 @@ from pliant.tools.schedule.testing.harness import CheckedSession
 WORLDS: Final = 1000
 _QUICK: Final = ("fifo", "sjf", "srtf", "ares", "fair-share", "edf", "slurm", "tiresias")
 _GB: Final = 10**9
+_WITHOUT_GPU: Final = 0.2
 _DECISIONS: Final = 100
 _MOST_STEPS: Final = 3000
 _NODE_DOWN, _NODE_UP = 3, 6
@@ -54,6 +57,8 @@ class World:
 
     def can_run(self, job: Job, requested: int) -> bool:
         """Whether one GPU type has that many GPUs for a job, on nodes that suit it."""
+        if job.on_cpus:
+            return any(_fits(job, node) for node in self.cluster.nodes)
         room: dict[str, int] = {}
         for node in self.cluster.nodes:
             room[node.gpu_type] = room.get(node.gpu_type, 0) + _workers(job, node, self._largest(node))
@@ -75,6 +80,28 @@ def allowed(job: Job, node: Node) -> bool:
         and node.name not in job.exclude
         and all(_EXPRESSIONS[text](node.labels) for text in job.nodes)
     )
+
+
+def _fits(job: Job, node: Node) -> bool:
+    """Whether an empty node holds a job without GPUs."""
+    has = {"cpu": node.cpus, "memory": node.memory}
+    needs = job.resources.worker.items()
+    return allowed(job, node) and all((has[name] or math.inf) >= amount for name, amount in needs)
+
+
+def overfull(given: World, jobs: Iterable[JobState]) -> list[str]:
+    """Nodes whose jobs demand more together than they have."""
+    needed = defaultdict[tuple[str, str], float](float)
+    for job in jobs:
+        for (name, count), (resource, amount) in product(job.placement, job.spec.resources.worker.items()):
+            needed[name, resource] += amount * count
+    has = {(node.name, "cpu"): node.cpus for node in given.cluster.nodes}
+    has |= {(node.name, "memory"): node.memory for node in given.cluster.nodes}
+    return [
+        f"{name} has too little {what}"
+        for (name, what), amount in needed.items()
+        if amount > (has[name, what] or math.inf)
+    ]
 
 
 def _workers(job: Job, node: Node, largest: int) -> int:
@@ -122,21 +149,33 @@ def _job(name: str, nodes: Sequence[str], rng: np.random.Generator) -> Job:
         "batch": {"size": 64},
         "work": {"gpu_seconds": float(rng.integers(20, 200))},
     }
+    if rng.random() < _WITHOUT_GPU:
+        record |= {"elastic": "none", "gpus": {"requested": 0}}
+        record["resources"] = {"worker": {"cpu": float(rng.integers(1, 20)), "memory": 8.0 * _GB}}
+        return Job.model_validate(record | _names(nodes, rng))
     if rng.random() < 0.3:
         gpus["types"] = (str(rng.choice(["slow", "fast"])),)
     if rng.random() < 0.2:
         gpus["memory"] = int(rng.choice([16, 40])) * _GB
-    if rng.random() < 0.5:
-        record["nodes"] = tuple(map(str, rng.choice(list(_EXPRESSIONS), int(rng.integers(1, 3)))))
-    if rng.random() < 0.3:
-        record["exclude"] = tuple(
-            map(str, rng.choice(nodes, int(rng.integers(1, len(nodes))), replace=False))
-        )
-    if rng.random() < 0.2:
-        record["only"] = tuple(map(str, rng.choice(nodes, int(rng.integers(1, len(nodes))), replace=False)))
     if rng.random() < 0.4:
         record["resources"] = {"worker": {"cpu": float(rng.choice([1, 2, 4]))}}
-    return Job.model_validate(record)
+    return Job.model_validate(record | _names(nodes, rng))
+
+
+def _names(nodes: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
+    """The fields of a job that say on which nodes it may run."""
+
+    def some() -> tuple[str, ...]:
+        return tuple(map(str, rng.choice(nodes, int(rng.integers(1, len(nodes))), replace=False)))
+
+    found: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        found["nodes"] = tuple(map(str, rng.choice(list(_EXPRESSIONS), int(rng.integers(1, 3)))))
+    if rng.random() < 0.3:
+        found["exclude"] = some()
+    if rng.random() < 0.2:
+        found["only"] = some()
+    return found
 
 
 def worlds(count: int, seed: int = 7) -> Iterator[World]:
@@ -182,6 +221,7 @@ def violations(given: World, policy: str) -> list[str]:
         for job in held.jobs.values():
             wrong = [name for name, _ in job.placement if not allowed(job.spec, nodes[name])]
             found += [f"{policy}: {job.id} is on {name}" for name in wrong]
+        found += [f"{policy}: {what}" for what in overfull(given, held.jobs.values())]
         if not held.advance(coming):
             if held.session.free.node(lost).up:
                 break

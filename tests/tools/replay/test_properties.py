@@ -129,7 +129,7 @@ def replayed(policy: str, *trace: Job, profile: Profile | None = None, **simulat
 def test_an_empty_trace_ends_at_once_and_one_job_runs(policy: str) -> None:
     done = replayed(policy)
     assert [event.event for event in done.log.events()] == ["decision"]
-    assert done.summary.lines() == [f"{policy}: 0 of 0 jobs finished, ends at 0 s, 0 decisions, 0 ms each"]
+    assert done.summary.lines() == [f"{policy}: 0 of 0 jobs finished, ends after 0 s, 0 decisions, 0 ms each"]
     assert ends(replayed(policy, job("a", at=720, gpus=2, gpu_seconds=20))) == {"a": 730}
 
 

@@ -127,7 +127,7 @@ class Engine:
         self._now_s = now_s
         self._must_ask = True
         for job in self.session.jobs.values():
-            row = self.log.add(now_s, "progress", job.id, gpus=job.gpus, placement=job.placement)
+            row = self.log.add(now_s, "progress", job.id, gpus=job.log_gpus, placement=job.placement)
             self._running.take_over(job, row, now_s)
 
     def ask_after(self, changes: int) -> None:
@@ -179,7 +179,7 @@ class Engine:
         return next_s if self._rounds is None else min(next_s, self._next_round_s(self._rounds))
 
     def _next_round_s(self, rounds: RoundTimes) -> float:
-        quiet_until_s = -math.inf if self.session.changes else self.session.quiet_until_s
+        quiet_until_s = -math.inf if self.session.has_news else self.session.quiet_until_s
         if quiet_until_s == math.inf:
             return math.inf
         return rounds.next_s(max(self._now_s, quiet_until_s))
@@ -189,7 +189,7 @@ class Engine:
             return True
         if self._least_changes:
             return len(self.session.changes) >= self._least_changes or self._agenda.next_s() == math.inf
-        if self._rounds is None and self.session.changes:
+        if self._rounds is None and self.session.has_news:
             return True
         again_s = self.session.ask_again_s
         wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
@@ -197,7 +197,7 @@ class Engine:
             return wished
         if self.session.jobs and self._rounds.next_s(now_s) <= now_s:
             self._rounds.hold(now_s)  # held or left out: what comes late at this moment waits for the next
-            return wished or bool(self.session.changes) or now_s >= self.session.quiet_until_s
+            return wished or self.session.has_news or now_s >= self.session.quiet_until_s
         return wished
 
     def _is_given_up(self) -> bool:
@@ -310,12 +310,12 @@ class Engine:
         for job_id, said in session.admissions.items():
             if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
-                self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
+                self.log.add(now_s, "progress", job_id, gpus=job.log_gpus, detail=words)
         if session.commands.hopeless:
             self._cancel_hopeless(now_s)
         if self._forecasts is not None:
             for job, detail in self._forecasts.due(session, now_s):
-                self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
+                self.log.add(now_s, "progress", job.id, gpus=job.log_gpus, detail=compact_json(detail))
 
     def _note_teams(self, now_s: float) -> None:
         """Log how teams stand, where that has changed."""
@@ -345,7 +345,7 @@ class Engine:
             now_s,
             name,
             job.id,
-            gpus=job.gpus,
+            gpus=job.log_gpus,
             placement=job.placement,
             global_batch=job.global_batch,
             samples_done=done,
@@ -367,5 +367,5 @@ class Engine:
 
 def _company(job: JobState) -> str:
     """What a job has beside its GPUs: parameter servers, and a job that shares them."""
-    found = {"servers": job.servers or None, "beside": job.beside}
-    return compact_json({name: value for name, value in found.items() if value is not None})
+    details = {"servers": job.servers or None, "beside": job.beside}
+    return compact_json({name: value for name, value in details.items() if value is not None})

@@ -184,7 +184,7 @@ class RunningJobs:
         if batch in (None, job.reference_batch):
             return False
         self._session.take_batch(job.id, batch, done, now_s)
-        self._log.add(now_s, "progress", job.id, gpus=job.gpus, global_batch=batch, samples_done=done)
+        self._log.add(now_s, "progress", job.id, gpus=job.log_gpus, global_batch=batch, samples_done=done)
         return True
 
     def saved_samples(self, now_s: float) -> dict[str, float]:
@@ -380,7 +380,7 @@ class RoundTimes:
         self._next = self._number(now_s) + 1
 
     def _number(self, now_s: float) -> int:
-        found = math.floor(now_s / self._interval_s)
-        while found * self._interval_s < now_s:
-            found += 1
-        return max(self._next, found)
+        number = math.floor(now_s / self._interval_s)
+        while number * self._interval_s < now_s:
+            number += 1
+        return max(self._next, number)

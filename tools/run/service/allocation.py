@@ -12,10 +12,12 @@ kind by job id.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pliant.schemas.cluster import MOST_OF_NODE
 from pliant.schemas.errors import InfeasibleError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Allocation, Cut, Schedule
@@ -132,7 +134,11 @@ def plan_steps(
             if before is not None and set(before.slots) == set(slots):
                 slots = before.slots  # in its own order
         else:
-            slots = filled(survivors[job_id], allocation.placement, node_gpus, taken, doubt)
+            job = jobs[job_id] if job_id in jobs else held[job_id].job
+            if job.on_cpus:
+                slots = survivors[job_id] or _beside_gpus(allocation.placement, taken)
+            else:
+                slots = filled(survivors[job_id], allocation.placement, node_gpus, taken, doubt)
         placed[job_id] = slots
         taken.update(slots)
         job = jobs[job_id] if before is None or job_id in jobs else before.job
@@ -207,6 +213,13 @@ def filled(
             raise InfeasibleError(f"node {node} has {len(free)} free slots, {missing} more are asked for")
         slots += sorted(free, key=doubt)[:missing]
     return tuple(slots)
+
+
+def _beside_gpus(placement: NodeGpus, taken: Container[Slot]) -> tuple[Slot, ...]:
+    """A slot for a job without GPUs: the first that is not taken, of those that no GPU can have."""
+    ((name, _),) = placement
+    behind = (Slot(name, index) for index in itertools.count(MOST_OF_NODE))
+    return (next(slot for slot in behind if slot not in taken),)
 
 
 def by_node(slots: Iterable[Slot]) -> dict[str, list[int]]:

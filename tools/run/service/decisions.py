@@ -75,7 +75,7 @@ class Decisions:
         session, interval_s = self.session, self.session.policy.default_interval_s
         next_s = float("inf")
         if interval_s is not None and session.jobs:
-            quiet_until_s = float("-inf") if session.changes else session.quiet_until_s
+            quiet_until_s = float("-inf") if session.has_news else session.quiet_until_s
             next_s = max(self.asked_s + interval_s, quiet_until_s)
         wishes = (session.withheld.next_s, session.ask_again_s)
         return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.asked_s)])

@@ -295,7 +295,7 @@ class Executor:
         """The part of its slots that each job uses that trains; None where that is not known."""
         found: dict[str, float | None] = {}
         for job_id, gang in self.gangs.items():
-            if gang.serves(self.targets.get(job_id)):
+            if gang.serves(self.targets.get(job_id)) and not gang.target.job.on_cpus:
                 slots = gang.target.slots
                 use = use_of(gang.handle.files, gang.units)
                 has_gpus = self.nodes[slots[0].node].devices is not None

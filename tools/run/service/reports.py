@@ -198,7 +198,8 @@ def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:
     if step.after is None:
         return Event(time_s, step.event, step.job_id, gpus=0, placement=(), detail={"reason": reason})
     held = step.after.allocation
-    return _holding(step.event, time_s, held, {**_division(held), "reason": reason})
+    event = _holding(step.event, time_s, held, {**_division(held), "reason": reason})
+    return replace(event, gpus=0) if step.after.job.on_cpus else event
 
 
 def _holding(name: EventName, time_s: float, held: Allocation, detail: Mapping[str, Any]) -> Event:

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from pliant.schemas.checks import amount_text
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.output_files import output_file
@@ -169,7 +170,8 @@ def _happened(event: Event) -> Happened | None:
 def _held(at: Event | JobLog) -> str:
     where = " ".join(f"{node}:{count}" for node, count in at.placement or ())
     batch = "" if at.global_batch is None else f", batch {at.global_batch}"
-    return f"{in_gpus(at.gpus or 0)} ({where}){batch}"
+    gpus = at.held_gpus if isinstance(at, JobLog) else at.gpus or 0
+    return f"{'no GPU' if where and not gpus else in_gpus(gpus)} ({where}){batch}"
 
 
 def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
@@ -404,7 +406,7 @@ def job_fields(job: JobStatus, state: Path) -> dict[str, Any]:
         "name": log.job.name or job.id,
         "state": job.state,
         "why": job.why,
-        "gpus": log.gpus,
+        "gpus": log.held_gpus,
         "min_gpus": log.job.min_gpus,
         "needs_gpus": job.expected.needs_gpus,
         "placement": dict(log.placement),
@@ -511,7 +513,9 @@ class Waiting:
     free_gpus: int
     """Without a job, and on nodes in service."""
     holders: tuple[JobStatus, ...]
-    """The jobs that hold GPUs, those that end first come first; of its user alone if it waits for a limit."""
+    """The jobs that hold GPUs, or cores if it needs no GPU, those that end first come first; of those of
+    its user alone if it waits for a limit.
+    """
     by_limit: bool
     """Whether it waits for its user's limit, and not for GPUs."""
 
@@ -524,7 +528,10 @@ def waiting_for(job: JobStatus, everything: Sequence[JobStatus], status: Status)
     log = job.log
     if log.gpus or log.ended or log.held is not None or job.retry_s is not None:
         return None
-    holders = [each for each in everything if each.log.gpus and not each.log.ended and each.id != job.id]
+    others = (each for each in everything if each.log.gpus and not each.log.ended and each.id != job.id)
+    holders = [
+        each for each in others if (each.log.job.takes_room if log.job.on_cpus else each.log.held_gpus)
+    ]
     by_limit = job.waits_for_limit
     total = 0 if status.log.info is None else status.log.info.cluster.total_gpus
     held = sum(each.log.counted_gpus for each in holders) + status.hidden.gpus
@@ -544,13 +551,15 @@ def waiting_facts(
     if found is None:
         return
     yield "needs", _needs(job, found)
-    if not found.by_limit:
+    if not found.by_limit and not job.log.job.on_cpus:
         yield "free", f"{found.free_gpus:,} of {in_gpus(found.total_gpus)}"
     yield from _until_facts(job, status, now_s)
 
 
 def _needs(job: JobStatus, found: Waiting) -> str:
     gpus = job.log.job.gpus
+    if job.log.job.on_cpus:
+        return " and ".join(amount_text(*each) for each in sorted(job.log.job.resources.worker.items()))
     parts = [in_gpus(found.needs_gpus)]
     if job.log.job.min_gpus < found.needs_gpus:
         parts.append(f"at least {job.log.job.min_gpus}")
@@ -564,16 +573,18 @@ def holder_lines(found: Waiting, now_s: float, width: int | None) -> list[str]:
     if not found.holders:
         return []
     counts = "jobs of its user" if found.by_limit else "jobs that hold GPUs"
+    if not (found.by_limit or any(each.log.held_gpus for each in found.holders)):
+        counts = "jobs that hold cores or memory"
     columns: Sequence[Column] = _COLUMNS
     rows: list[tuple[str, ...]] = [
-        (each.id, each.log.job.user or "-", each.team or "-", str(each.log.gpus), until(each, now_s))
+        (each.id, each.log.job.user or "-", each.team or "-", str(each.log.held_gpus), until(each, now_s))
         for each in found.holders[:MOST_HOLDERS]
     ]
     if not any(each.team for each in found.holders):
         columns, rows = (*_COLUMNS[:2], *_COLUMNS[3:]), [(*row[:2], *row[3:]) for row in rows]
     table = text_table(columns, rows, None if width is None else width - 2)
     rest = found.holders[MOST_HOLDERS:]
-    more = f"and {counted(len(rest), 'job')} with {in_gpus(sum(each.log.gpus for each in rest))}"
+    more = f"and {counted(len(rest), 'job')} with {in_gpus(sum(each.log.held_gpus for each in rest))}"
     lines = [*table.splitlines(), *([more] if rest else [])]
     return [counts, *(f"  {line}".rstrip() for line in lines)]
 
@@ -588,7 +599,7 @@ def waiting_fields(found: Waiting) -> dict[str, Any]:
             {
                 "id": each.id,
                 "user": each.log.job.user or None,
-                "gpus": each.log.gpus,
+                "gpus": each.log.held_gpus,
                 "predicted_end_at": iso_time(each.until_s),
             }
             for each in found.holders

@@ -285,6 +285,8 @@ def _closed(node: str, status: Status) -> str:
 
 def _for_gpus(job: JobLog, expected: StartPrediction) -> str:
     """The GPUs that the policy waits for, or the minimum if it was not asked."""
+    if job.job.on_cpus:
+        return "for cores or memory of a node"
     least = job.job.min_gpus
     at_least = "at least " if expected.needs_gpus is None and least < job.job.gpus.requested else ""
     return f"for {at_least}{in_gpus(expected.needs_gpus or least)}"

@@ -57,7 +57,8 @@ def why(job: JobStatus, *, explain: bool = False) -> str:
 def size(job: JobStatus) -> str:
     if not job.log.gpus:
         return "-"
-    return str(job.log.gpus) if job.log.global_batch is None else f"{job.log.gpus}/{job.log.global_batch}"
+    gpus, batch = job.log.held_gpus, job.log.global_batch
+    return str(gpus) if batch is None or not gpus else f"{gpus}/{batch}"
 
 
 def progress(job: JobStatus) -> str:
@@ -113,7 +114,7 @@ CELLS: Final[Mapping[str, JobCell]] = {
     "user": JobCell(lambda job, _now_s: job.log.job.user or "-", lambda job: job.log.job.user or None),
     "team": JobCell(lambda job, _now_s: job.team or "-", lambda job: job.team or None),
     "state": JobCell(lambda job, _now_s: job.state, lambda job: job.state),
-    "gpus": JobCell(lambda job, _now_s: size(job), lambda job: job.log.gpus),
+    "gpus": JobCell(lambda job, _now_s: size(job), lambda job: job.log.held_gpus),
     "nodes": JobCell(lambda job, _now_s: nodes(job) or "-", lambda job: nodes(job) or None),
     "model": JobCell(lambda job, _now_s: job.log.job.model or "-", lambda job: job.log.job.model or None),
     "priority": JobCell(lambda job, _now_s: f"{job.log.job.priority:g}", lambda job: job.log.job.priority),

@@ -164,7 +164,7 @@ def _row(use: Use, now_s: float) -> tuple[str, ...]:
     return (
         use.id,
         use.job.job.user or "-",
-        str(use.job.gpus),
+        str(use.job.held_gpus),
         f"{100 * use.share:.0f} %",
         "-" if speed is None else rate_text(speed),
         "-" if report is None or speed is None else rate_text(speed / report.gpus),
@@ -192,7 +192,7 @@ def _fields(use: Use) -> Mapping[str, Any]:
     return {
         "id": use.id,
         "user": use.job.job.user or None,
-        "gpus": use.job.gpus,
+        "gpus": use.job.held_gpus,
         "share": use.share,
         "placement": dict(use.job.placement),
         "beside": use.job.beside,

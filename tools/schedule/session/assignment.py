@@ -7,6 +7,7 @@ and bandwidth for all policies alike.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -353,20 +354,42 @@ class Demands:
         self._index = index
         self._left: dict[int, dict[str, float]] = {}
         """By node; a node that is missing is untouched."""
+        self._on_cpus = Counter[int]()
+        """Jobs without GPUs by node."""
         for job in jobs:
-            self._book(job, job.placement, job.servers)
+            self.book(job, job.placement, job.servers)
+
+    def useful_on(self, job: JobState, index: int, spare: int) -> int:
+        """How many of the free GPUs of a node its CPUs, memory and bandwidth are enough for."""
+        return fitting(self._left_on(index), job.spec.resources.worker, spare)
 
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
         """Free GPUs of no use to the job: their node lacks what its workers need."""
-        demand = job.spec.resources.worker
-        if not demand:
+        if not job.spec.resources.worker:
             return ()
         found = []
         for index, node in enumerate(self._capacities.nodes):
             spare = free.free_on(node.name)
-            if spare and (useless := spare - fitting(self._left_on(index), demand, spare)):
+            if spare and (useless := spare - self.useful_on(job, index, spare)):
                 found.append((node.name, useless))
         return tuple(found)
+
+    def node_for(self, job: JobState, names: Iterable[str]) -> str | None:
+        """Book the first of these nodes that has room for a job without GPUs. Returns None if none has.
+
+        A node that states no cores has room for as many such jobs as it has GPUs, at least one.
+        """
+        constraint, demand = self._capacities.constraint_of(job.spec), job.spec.resources.worker
+        for name in names:
+            index = self._index[name]
+            node = self._capacities.nodes[index]
+            full = node.cpus is None and self._on_cpus[index] >= max(1, node.gpus)
+            if full or (constraint is not None and not constraint.allows(node)):
+                continue
+            if fitting(self._left_on(index), demand, 1):
+                self.book(job, ((name, 1),), ())
+                return name
+        return None
 
     def fits(self, job: JobState, place: NodeGpus) -> bool:
         demand = job.spec.resources.worker
@@ -379,7 +402,7 @@ class Demands:
         """
         servers = self._servers(job, gpus_of(place), named, free)
         if servers is not None:
-            self._book(job, place, servers)
+            self.book(job, place, servers)
         return servers
 
     def _servers(
@@ -416,11 +439,14 @@ class Demands:
     def _left_on(self, index: int) -> Amounts:
         return self._left.get(index, self._capacities.of_node[index])
 
-    def _book(self, job: JobState, place: NodeGpus, servers: NodeGpus) -> None:
+    def book(self, job: JobState, place: NodeGpus, servers: NodeGpus, sign: int = 1) -> None:
+        """Take what the job demands on a place; ``sign`` -1: give it back."""
+        for name, _ in place if not job.requested else ():
+            self._on_cpus[self._index[name]] += sign
         for each, demand in ((place, job.spec.resources.worker), (servers, job.spec.resources.ps)):
             for name, count in each if demand else ():
                 index = self._index[name]
                 left = self._left.setdefault(index, dict(self._capacities.of_node[index]))
                 for resource, amount in demand.items():
                     if resource in left:
-                        left[resource] -= amount * count
+                        left[resource] -= sign * amount * count

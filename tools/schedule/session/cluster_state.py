@@ -8,14 +8,22 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from pliant.schemas.checks import Capacities
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import MOST_OF_NODE, Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
 from pliant.schemas.job_table import JobForm
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.jobs import WAITING, JobState, NodeGpus, NodeState, gpus_of, node_states
+from pliant.tools.schedule.jobs import (
+    SAMPLES_WITHOUT_GPU,
+    WAITING,
+    JobState,
+    NodeGpus,
+    NodeState,
+    gpus_of,
+    node_states,
+)
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.session.awaited import wait_of
@@ -58,6 +66,8 @@ class ClusterState:
         """Jobs rejected without a decision of the policy, and why, until the log has them."""
         self.changes: list[Change] = []
         """What happened since the policy was last asked."""
+        self.cores_change = False
+        """Whether anything has happened since the last decision while there were jobs without GPUs."""
         self.slowed: dict[str, float] = {}
         """Samples per second of jobs that began or stopped sharing GPUs; the caller clears it."""
         self.withheld = Withheld()
@@ -75,6 +85,11 @@ class ClusterState:
             from pliant.tools.schedule.shares import TeamUsage
 
             self.usage = TeamUsage.under(cluster.shares)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has happened that calls for a decision."""
+        return self.cores_change or bool(self.changes)
 
     @property
     def in_play(self) -> Mapping[str, JobState]:
@@ -101,6 +116,8 @@ class ClusterState:
         if alike is not None and self.capacities.constraint_of(job) is not None:  # by its label
             alike = None
         state = self._state_of(job, alike)
+        if not state.requested:
+            self.commands.on_cpus[job_id] = True
         self.jobs[job_id] = state
         now_s, arrived_s = self._at(time_s), state.arrival[0]
         arrived_s = now_s if now_s < arrived_s else arrived_s
@@ -113,13 +130,14 @@ class ClusterState:
         else:
             self._note("arrived", arrived_s, job=state)
             keeps_batch = not job.batch.regimes
-            if form is not None and state.room is None and keeps_batch and len(self._alike) < _MOST_FORMS:
+            plain = state.room is None and keeps_batch and state.requested
+            if form is not None and plain and len(self._alike) < _MOST_FORMS:
                 self._alike[form] = state
         return state
 
     def _state_of(self, job: Job, alike: JobState | None = None) -> JobState:
         state = job_state(job, self.speeds, alike)
-        if alike is None and (state.takes_room or state.types is not None):
+        if alike is None and state.requested and (state.takes_room or state.types is not None):
             room = self.capacities.room_for(job)
             state.room, state.barred, state.kind = room.by_type, room.barred, None
             if state.barred or state.takes_room:
@@ -178,11 +196,11 @@ class ClusterState:
         return found
 
     def revive(self, job_id: str, time_s: float) -> None:
-        """A job that has ended waits again. One that was never taken up is left as it is.
+        """A job that has ended waits again. One that was rejected is left as it is.
 
         :raises KeyError: no such job has ended.
         """
-        if self.ended[job_id].total_samples is None and self.fell.get(job_id) == "rejected":
+        if self.fell.get(job_id) == "rejected":
             return
         state, time_s = self.ended.pop(job_id), self._at(time_s)
         self.fell.pop(job_id, None)
@@ -452,7 +470,7 @@ class ClusterState:
         :raises ValueError: no GPU of the node is free.
         """
         node, time_s = self.free.node(node_of(slot)), self._at(time_s)
-        if slot not in self.withheld.out_of_service:
+        if slot not in self.withheld.out_of_service and _is_of_gpu(slot):
             if node.up:
                 self.free.take(((node.name, 1),))
             self._resize(node, -1, time_s)
@@ -470,6 +488,8 @@ class ClusterState:
 
     def _put_back(self, slot: str, time_s: float) -> None:
         node = self.free.node(node_of(slot))
+        if not _is_of_gpu(slot):
+            return
         self._resize(node, 1, time_s)
         self.free.give(((node.name, 1),))
 
@@ -489,6 +509,7 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """Record a change, unless it concerns a job hidden from the policy."""
+        self.cores_change = self.cores_change or bool(self.commands.on_cpus)
         if job is None or not (self.commands.hide_jobs and self.commands.hides(job.id)):
             self._show(kind, time_s, job, node, gpus)
 
@@ -501,6 +522,7 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """As :meth:`_note`, for what the policy can see."""
+        self.cores_change = self.cores_change or bool(self.commands.on_cpus)
         self.noted_until_s = until_s = time_s if time_s > self.noted_until_s else self.noted_until_s
         self.changes.append(make(Change, (until_s, kind, job, node, gpus)))
 
@@ -515,7 +537,8 @@ class ClusterState:
         :raises ValueError: a node is unknown, down or has too few free GPUs.
         """
         time_s = self._at(time_s)
-        company = company_in(holdings, self.jobs, self._room_on)
+        on_gpus = [each for each in holdings if self.jobs[each.job_id].requested]
+        company = company_in(on_gpus, self.jobs, self._room_on)
         if not self.commands.drained:
             return self._take_over(holdings, company, time_s)
         with self._rebound((holding.job_id for holding in holdings), time_s):
@@ -530,7 +553,7 @@ class ClusterState:
         for holding in holdings:
             job, place = self.jobs[holding.job_id], holding.placement
             other = self.jobs.get(company.get(job.id, ""))
-            if other is None:
+            if other is None and job.requested:
                 self.free.take(self.commands.in_service(place))
             batch = holding.global_batch or job.global_batch
             found.append(self._change(job, place, batch, time_s, holding.servers, beside=other))
@@ -559,7 +582,7 @@ class ClusterState:
         self._hold(job, time_s, place, servers)
         job.global_batch = batch
         if place:
-            job.gpu_type = self.speeds.gpu_type_of(place)
+            job.gpu_type = self.speeds.gpu_type_of(place) if job.requested else None
             job.train_from(time_s, self._rate(job))
         if beside is None and job.beside is not None:  # a batch changes, and nothing else
             beside = self.jobs[job.beside]
@@ -589,7 +612,7 @@ class ClusterState:
         return make(Transition, (job, "preempt", before, ""))
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-        if self.usage is not None:
+        if self.usage is not None and job.requested:
             self._use(job, gpus_of(place) - job.gpus, time_s)
         hold(job, time_s, place, servers)
 
@@ -602,7 +625,7 @@ class ClusterState:
         """A job's GPUs are free, or its partner's alone; the caller updates the job."""
         if job.beside is not None:
             self._part(job, time_s)
-        elif job.placement:
+        elif job.placement and job.requested:
             self.free.give(job.placement)
 
     def counted(self, job: JobState) -> NodeGpus:
@@ -654,6 +677,8 @@ class ClusterState:
 
         GPUs that a batch chosen by the job itself leaves without a sample idle until the next decision.
         """
+        if not job.requested:
+            return SAMPLES_WITHOUT_GPU
         rate = self.speeds.rate_at(job, job.placement, job.global_batch)
         if rate or not job.batch_changes:
             return rate
@@ -711,6 +736,11 @@ make: Final = tuple.__new__
 """Makes a named tuple in half the time."""
 
 
+def _is_of_gpu(slot: str) -> bool:
+    """Whether a slot is one of the node's GPUs, and not a place of a job without GPUs, which come behind."""
+    return int(slot.rpartition("/")[2]) < MOST_OF_NODE
+
+
 def _taken(job: JobState) -> NodeGpus:
     """GPUs that a job takes, in service or not; shared GPUs count for one of the two."""
-    return job.placement if job.counts_gpus else ()
+    return job.placement if job.counts_gpus and job.requested else ()

@@ -1,9 +1,9 @@
 """What operators have commanded, the limits of users and arrays, and jobs that wait for other jobs.
 
 Policies need no code for any of it: it is hidden from them. A job that is held, over its user's or its
-array's limit, or that waits for another job is not in the snapshot. A drained node is down. A job that may
-finish on a drained node is *bound* to it: it is hidden, too, and its GPUs on other nodes are out of service
-until it ends.
+array's limit, that waits for another job, or that needs no GPU is not in the snapshot. A drained node is
+down. A job that may finish on a drained node is *bound* to it: it is hidden, too, and its GPUs on other nodes
+are out of service until it ends.
 """
 
 from __future__ import annotations
@@ -48,15 +48,18 @@ class Commands:
         """Jobs over the limit of their array, and the limit in words."""
         self.limited: dict[str, str] = {}
         """Jobs over their user's limit, and the limit in words."""
+        self.on_cpus: dict[str, bool] = {}
+        """Active jobs that need no GPU. The session places them beside what the policy decides."""
         self.vanished: dict[str, float] = {}
         """Drained nodes that are down, and since when."""
 
     @property
     def hide_jobs(self) -> bool:
-        return bool(self.held or self.bound or self.limited or self.awaiting or self.in_line)
+        return bool(self.held or self.bound or self.limited or self.awaiting or self.in_line or self.on_cpus)
 
     def hides(self, job_id: str) -> bool:
-        return job_id in self.held or job_id in self.bound or self.keeps_waiting(job_id)
+        hidden = job_id in self.held or job_id in self.bound or job_id in self.on_cpus
+        return hidden or self.keeps_waiting(job_id)
 
     def keeps_waiting(self, job_id: str) -> bool:
         """Whether a job waits for another one or for room within a limit."""
@@ -69,7 +72,7 @@ class Commands:
 
     def forget(self, job_id: str) -> None:
         self.let_in(job_id)
-        for hidden in (self.held, self.bound):
+        for hidden in (self.held, self.bound, self.on_cpus):
             hidden.pop(job_id, None)
 
     def must_wait(self) -> Iterator[str]:

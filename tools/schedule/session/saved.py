@@ -37,10 +37,14 @@ if TYPE_CHECKING:
     from pliant.schemas.profile import Profile
 
 T = TypeVar("T")
+_FORM: Final = 2
+"""Raised when what is kept of jobs says something else than before."""
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes without a default, kept whatever their value."""
 _JOB: Final = tuple(
-    name for name in JobState.__slots__ if name not in ("spec", "id", "kind", "requested", "min_gpus")
+    name
+    for name in JobState.__slots__
+    if name not in ("spec", "id", "kind", "requested", "min_gpus", "takes_room")
 )
 _NODE: Final = NodeState.__slots__
 _PARTS: Final = frozenset(
@@ -73,7 +77,7 @@ class Basis:
     @classmethod
     def of(cls, cluster: Cluster, profile: Profile | None, origin_s: float = 0.0) -> Basis:
         columns = None if profile is None else profile_to_columns(profile.rows)
-        text = json.dumps([cluster.model_dump(mode="json"), columns])
+        text = json.dumps([_FORM, cluster.model_dump(mode="json"), columns])
         import hashlib
 
         return cls(hashlib.sha256(text.encode()).hexdigest(), origin_s)
@@ -245,20 +249,28 @@ class _SavedState(JobState):
         self._spec = spec
 
     @property
-    def requested(self) -> int:  # type: ignore[override]  # it follows from what is looked up
+    def requested(self) -> int:
         return self.spec.gpus.requested
 
     @requested.setter
     def requested(self, gpus: int) -> None:
-        del gpus
+        """It follows from what is looked up."""
 
     @property
-    def min_gpus(self) -> int:  # type: ignore[override]  # it follows from what is looked up
+    def takes_room(self) -> bool:
+        return self.spec.takes_room
+
+    @takes_room.setter
+    def takes_room(self, takes: bool) -> None:
+        del takes
+
+    @property
+    def min_gpus(self) -> int:
         return self.spec.min_gpus
 
     @min_gpus.setter
     def min_gpus(self, gpus: int) -> None:
-        del gpus
+        """It follows from what is looked up."""
 
 
 def encode_state(state: JobState) -> bytes:

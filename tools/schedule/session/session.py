@@ -90,7 +90,7 @@ class Session(ClusterState):
         """Whether jobs leave GPUs that would slow them down."""
         self.forecast = forecast or WorkForecast(seed=seed)
         self.demand = demand
-        self._to_come = {job.id: job for job in trace} if policy.knows_future else {}
+        self._to_come = {job.id: job for job in trace if not job.on_cpus} if policy.knows_future else {}
         """Jobs of the trace that have not arrived."""
         self.foreseen_changes = 0
         """Changes that ``forecast`` has learned from."""
@@ -107,7 +107,7 @@ class Session(ClusterState):
         if self.usage is not None:
             from pliant.tools.schedule.session.parts import TeamParts
 
-            self._parts = TeamParts(policy, self.usage, self.nodes, self.speeds)
+            self._parts = TeamParts(policy, self.usage, self.nodes, self.speeds, self.capacities)
         self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds, pins=preemptible == "stated")
         self._parted = policy.packs
         """Whether all jobs that share GPUs may do so under this policy."""
@@ -172,6 +172,12 @@ class Session(ClusterState):
         """
         time_s = self._at(time_s)
         self.slowed.clear()
+        done = self._decide_rounds(time_s)
+        self.cores_change = False
+        return done + self._start_on_cpus(time_s) if self.commands.on_cpus else done
+
+    def _decide_rounds(self, time_s: float) -> list[Transition]:
+        """Ask the policy, and again while what the policy of one team leaves is of use to others."""
         if self._parts is None:
             return self._decide_once(time_s)
         self._cut.clear()
@@ -191,7 +197,7 @@ class Session(ClusterState):
         changes = self.changes
         if not self._outlasts_ends or not changes or changes[-1][1] not in ENDS:
             return False
-        if self._some_must_leave or self._refused or self.withheld.next_s < math.inf:
+        if self._some_must_leave or self._refused or self.cores_change or self.withheld.next_s < math.inf:
             return False
         if len(changes) > 1 and any(change.kind not in ENDS for change in changes):
             return False
@@ -233,6 +239,33 @@ class Session(ClusterState):
             done = in_net([*freed, *done])
         if self.changes and any(change.kind == "arrived" for change in self.changes):
             self.ask_again_s = math.nextafter(time_s, math.inf)  # their user's limit has room now
+        return done
+
+    def _start_on_cpus(self, time_s: float) -> list[Transition]:
+        """Start jobs that need no GPU wherever nodes have cores and memory left, first those that come first.
+
+        They keep what they have until they end. Nodes without GPUs are taken first, then those with the
+        fewest GPUs free.
+        """
+        commands, jobs = self.commands, self.jobs
+        waiting = [
+            job
+            for job_id in commands.on_cpus
+            if not (job := jobs[job_id]).gpus
+            and not (job_id in commands.held or commands.keeps_waiting(job_id))
+            and self.withheld.held_until_s(job_id) is None
+        ]
+        if not waiting:
+            return []
+        left = self._left_by_others({})
+        up = [node for node in self.nodes if node.up]
+        up.sort(key=lambda node: (node.made_gpus > 0, self.free.free_on(node.name), node.index))
+        done = []
+        for job in sorted(waiting, key=lambda job: job.turn):
+            node = left.node_for(job, (node.name for node in up))
+            if node is not None:
+                change = self._change(job, ((node, 1),), job.global_batch, time_s)
+                done += [] if change is None else [change]
         return done
 
     def _is_as_decided(self, decision: Decision, changes: int) -> bool:

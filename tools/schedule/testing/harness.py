@@ -205,7 +205,7 @@ def _check_job(session: Session, state: JobState) -> None:
     placed = sum(count for _, count in state.placement)
     require(not state.gpus or state.id not in session.commands.held, f"{state.id} is held and holds GPUs")
     require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but is placed on {placed}")
-    if not state.gpus:
+    if not state.gpus or not state.requested:
         return
     low, high = state.spec.min_gpus, state.max_gpus(session.cluster.total_gpus)
     require(low <= state.gpus <= high, f"{state.id} got {state.gpus} GPUs, its limits are {low} to {high}")
@@ -357,10 +357,11 @@ def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
     if op.kind == "submit" and pool:
         each = pool.pop(op.index % len(pool))
         held.session.submit(each.model_copy(update={"submit_time": held.time_s}), held.time_s)
-    elif op.kind == "revive" and held.session.ended:
-        ended = sorted(held.session.ended)
-        held.session.revive(ended[op.index % len(ended)], held.time_s)
-        held.session.jobs[ended[op.index % len(ended)]].report_progress(held.time_s, 0.0)
+    elif op.kind == "revive":
+        ended = sorted(each for each in held.session.ended if held.session.fell.get(each) != "rejected")
+        for job_id in ended[op.index % max(1, len(ended)) :][:1]:
+            held.session.revive(job_id, held.time_s)
+            held.session.jobs[job_id].report_progress(held.time_s, 0.0)
     elif active:
         _happen_to_job(held, op, active[op.index % len(active)])
     _happen_to_node(held, op, held.session.nodes[op.index % len(held.session.nodes)].name)

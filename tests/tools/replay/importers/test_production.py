@@ -48,7 +48,7 @@ def test_helios_and_acme_jobs_are_executed_time_on_gpus(tmp_path: Path) -> None:
     assert [job.labels["trace"] for job in run(tmp_path, "helios", path).jobs] == ["helios", "helios"]
     assert result.dropped == {"asked for no GPU": 1}
     row = "7,u1,vcA,1,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300"
-    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)
+    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row.replace("u1", "u2"))
     result = run(tmp_path, "helios", one, two)
     assert [job.id for job in result.jobs] == ["7", "7-2"]
     assert result.summary.assumptions["an id that is there more than once got a number behind it"] == 1
@@ -367,12 +367,14 @@ def sacct_json(**fields: Any) -> dict[str, Any]:
 def test_sacct_json_says_the_same(tmp_path: Path) -> None:
     times = {"submission": 1, "start": 0, "elapsed": 0}
     waiting = sacct_json(job_id=8, time=times, state={"current": "PENDING"})
-    path = text(tmp_path, "sacct.json", json.dumps({"jobs": [sacct_json(), waiting], "meta": {}}))
+    path = text(
+        tmp_path, "sacct.json", json.dumps({"jobs": [sacct_json(constraints="nvlink"), waiting], "meta": {}})
+    )
     result = run(tmp_path, "slurm", path)
     (job,) = result.jobs
     assert (job.id, job.user, job.gpus.requested, gpu_seconds(job)) == ("7", "ann", 2, 100.0)
     stated = "status=COMPLETED partition=gpu name=train gpu_type=a100 slurm_priority=5 time_limit=5400"
-    assert job.labels == labels("slurm", f"{stated} runs=60-120")
+    assert job.labels == labels("slurm", f"{stated} constraint=nvlink runs=60-120")
     assert result.dropped == {"never started": 1}
     for document in ('{"jobs": [{}]}', '{"jobs": 7}', "{}"):
         (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))

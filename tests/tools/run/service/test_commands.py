@@ -91,6 +91,12 @@ REPLICAS = job("a", gpus=4, each=2, command=("train.py",), workdir="/w")
             pytest.param(made(task(each), "n0/0", "n0/1", "n1/0"), id=f"a program for each {each}")
             for each in ("node", "slot")
         ),
+        pytest.param(
+            made(
+                job("a", gpus=0, batch={}, command=("./prep",), workdir="/w", launcher="program"), "n0/1024"
+            ),
+            id="without a GPU",
+        ),
         pytest.param(made(REPLICAS, "n0/1", "n1/0", "n0/0", "n1/2"), id="replicas"),
     ],
 )

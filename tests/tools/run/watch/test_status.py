@@ -164,7 +164,7 @@ def test_lines_fit_and_each_job_is_there_once(tmp_path_factory, seed, steps, wid
         )
         assert max(map(width_of, page.splitlines())) <= width
     document = json.loads(status_document(result, map(job_fields, jobs), story.now_s))
-    assert document["schema"] == "pliant.status/1.5"
+    assert document["schema"] == "pliant.status/1.6"
     known = {*story.session.jobs, *story.session.ended}
     assert sorted(each["id"] for each in document["jobs"]) == sorted(known)
     assert {each["state"] for each in document["jobs"]} <= set(STATES)
@@ -249,7 +249,16 @@ def test_programs_get_every_field_that_is_documented(busy: StateDir, capsys: Cap
     assert (second["samples_per_second"], second["heard_at"]) == (None, None)
     result = Watcher(busy.path).look(ahead=True)
     document = json.loads(status_document(result, (), NOW_S))
-    named = {*job_fields(statuses(result, NOW_S)[0], Path()), *document, "history", "error_lines", "code", "code_differences", *STATES, *first}
+    named = {
+        *job_fields(statuses(result, NOW_S)[0], Path()),
+        *document,
+        "history",
+        "error_lines",
+        "code",
+        "code_differences",
+        *STATES,
+        *first,
+    }
     text = (Path(__file__).resolve().parents[4] / "docs" / "running-json.md").read_text()
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 

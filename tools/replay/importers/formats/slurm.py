@@ -33,7 +33,7 @@ from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.file_io.parquet import compute, text_array
 from pliant.schemas.file_io.record import MOST, problems_of
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, is_in, matches, settle
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, matches, settle
 from pliant.tools.replay.importers.conversion import (
     EARLY,
     NOTHING,
@@ -56,7 +56,7 @@ from pliant.tools.replay.importers.conversion import (
     settle_runs,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
-from pliant.tools.replay.importers.reading import csv_blocks, json_rows, open_bytes
+from pliant.tools.replay.importers.reading import HEADERS, csv_blocks, json_rows, open_bytes
 from pliant.tools.replay.importers.spool import Columns
 from pliant.tools.replay.recorded import PastRun, side_by_side
 
@@ -71,7 +71,17 @@ T = TypeVar("T")
 COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")
 SIZES: Final = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")
-_LABELS: Final = ("Partition", "JobName", "NNodes", "QOS", "Priority", "NodeList", "TimelimitRaw", "Cluster")
+_LABELS: Final = (
+    "Partition",
+    "JobName",
+    "NNodes",
+    "QOS",
+    "Priority",
+    "NodeList",
+    "TimelimitRaw",
+    "Cluster",
+    "Constraints",
+)
 _USED: Final = (*COLUMNS, *TIMES, *SIZES, *_LABELS, "User", "State", "Suspended")
 _GOING_ON: Final = {
     *("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"),
@@ -87,7 +97,6 @@ _FREE: Final = {
 }
 """Columns in which users may write anything."""
 _STEPS: Final = "are steps of jobs"
-_HEADERS: Final = "are lines of column names"
 _COMPONENTS: Final = "are components of heterogeneous jobs"
 _RUNS: Final = "are runs of jobs that were requeued or resized"
 _REPEATED: Final = "are there before, or with what was known later"
@@ -152,7 +161,17 @@ def _json_blocks(path: str, conversion: Conversion, stream: BufferedReader) -> I
 
 _JSON_COLUMNS: Final = (
     *("JobID", "JobName", "Cluster", "User", "State", "Submit", "Start", "ElapsedRaw", "Suspended"),
-    *("TimelimitRaw", "AllocTRES", "ReqTRES", "Partition", "QOS", "Priority", "NNodes", "NodeList"),
+    *(
+        "TimelimitRaw",
+        "AllocTRES",
+        "ReqTRES",
+        "Partition",
+        "QOS",
+        "Priority",
+        "NNodes",
+        "NodeList",
+        "Constraints",
+    ),
 )
 
 
@@ -177,6 +196,7 @@ def _columns(job: Mapping[str, Any]) -> dict[str, Any]:
         "Priority": _plain(job.get("priority")),
         "NNodes": _plain(job.get("allocation_nodes")),
         "NodeList": job.get("nodes"),
+        "Constraints": job.get("constraints"),
     }
 
 
@@ -225,9 +245,8 @@ class _Rows:
             self._conversion.refuse_row(block.source, line, fault)
         if not len(block):
             return
-        ids = block.columns["JobID"]
-        steps, headers = matches(ids, r"\."), is_in(ids, text_array((COLUMNS[0],)))
-        for marks, reason in ((steps, _STEPS), (headers, _HEADERS)):
+        steps, headers = matches(block.columns["JobID"], r"\."), ~block.live
+        for marks, reason in ((steps, _STEPS), (headers, HEADERS)):
             if count := int(marks.sum()):
                 self._conversion.count_rows(count)
                 self._conversion.summary.dropped[reason] += count
@@ -393,6 +412,7 @@ def _labels(status: T, gpu_type: T, words: Mapping[str, T]) -> dict[str, str | T
         "node_list": words["NodeList"],
         "time_limit": words["TimelimitRaw"],
         "cluster": words["Cluster"],
+        "constraint": words["Constraints"],
     }
 
 

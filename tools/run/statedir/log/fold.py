@@ -269,9 +269,14 @@ class JobLog:
         return self.counted_gpus * max(0.0, now_s - self.runs_from_s)
 
     @property
+    def held_gpus(self) -> int:
+        """Its GPUs; ``gpus`` counts its place on a node where it needs none."""
+        return 0 if self.job.on_cpus else self.gpus
+
+    @property
     def counted_gpus(self) -> float:
-        """Its GPUs; half of them if it shares them."""
-        return self.gpus if self.beside is None else self.gpus / 2
+        """Its GPUs; half of them if it shares them, none if it needs none."""
+        return self.held_gpus if self.beside is None else self.held_gpus / 2
 
     @property
     def allocation(self) -> Allocation:
@@ -318,10 +323,11 @@ class JobLog:
 
     def add(self, event: Event) -> None:
         if event.gpus is not None:
-            self.gpus, self.placement = event.gpus, event.placement or ()
+            self.placement = event.placement or ()
+            self.gpus = len(self.placement) if self.job.on_cpus else event.gpus
             if self.runs_from_s is not None:
                 self.ran_s += event.time - self.runs_from_s
-            self.runs_from_s = event.time if event.gpus else None
+            self.runs_from_s = event.time if self.gpus else None
         if event.event in PLACED:
             self.is_batch_decided = event.global_batch is not None
         changes_itself = bool(self.job.batch.regimes) or not self.is_batch_decided
@@ -373,8 +379,7 @@ class JobLog:
                 self.change = self.begun = None
                 self.stall_s = event.overhead_seconds
         elif event.event in ("preempt", "requeue"):
-            self.phase = "waiting" if self.started_s is None else "preempted"
-            self.change = self.begun = None
+            self.phase, self.change, self.begun = "preempted", None, None
             self._fail(event.time, detail)
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
@@ -400,6 +405,8 @@ class JobLog:
         """It waits as if it had never failed, also after its end."""
         if self.ended:
             self.ended_s, self.timed_out, self.ran_s = None, False, 0.0
+        if self.started_s is None:
+            self.phase = "waiting"
         self.failures, self.failed_at, self.failed_as, self.failed_s = 0, -1.0, None, ()
         self.displacements, self.displaced_at, self.retry_s = 0, -1.0, None
         if from_start:

@@ -322,7 +322,8 @@ def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
         detail: dict[str, Any] = {"accum": job.accum, "lr_scale": job.lr_scale, "reason": job.reason}
         if job.beside is not None:
             detail["beside"] = job.beside
-        yield Event(at_s, name, job_id, job.gpus, job.placement, job.global_batch, detail=detail)
+        gpus = 0 if job.job.on_cpus else job.gpus
+        yield Event(at_s, name, job_id, gpus, job.placement, job.global_batch, detail=detail)
 
 
 def _close(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
@@ -347,7 +348,7 @@ def _words(drain: Drain | None) -> tuple[object, ...] | None:
 def _order(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
-        new = {name for name in CHANGEABLE if getattr(before.job, name) != getattr(job.job, name)}
+        new: set[str] = {name for name in CHANGEABLE if getattr(before.job, name) != getattr(job.job, name)}
         if new:
             changes = job.job.model_dump(mode="json", include=new)
             yield Event(at_s, "update", job_id, detail={"changes": changes})
