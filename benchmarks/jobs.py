@@ -12,7 +12,16 @@ from typing import Final
 
 from benchmarks.parts import parted
 from benchmarks.parts.figure import Figure, renew
-from benchmarks.parts.jobs import code, commands, containers, isolation, preemption, where
+from benchmarks.parts.jobs import (
+    code,
+    commands,
+    containers,
+    environment,
+    isolation,
+    preemption,
+    secrets,
+    where,
+)
 from benchmarks.parts.parted import Part
 
 NAME: Final = "jobs"
@@ -20,6 +29,8 @@ MEASURES: Final = ("tools/run", "tools/schedule", "schemas", "cli")
 
 PARTS: Final[dict[str, Part]] = {
     "commands": commands.figures,
+    "environment": environment.figures,
+    "secrets": secrets.figures,
     "where": where.figures,
     "preemption": preemption.figures,
     "code": code.figures,

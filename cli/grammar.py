@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -83,6 +83,31 @@ def sizes_of(gpus: str) -> dict[str, Any]:
         text = "expected a number of GPUs, as 2, the least and the most, as 1-4, or all sizes, as 1,2,4"
         raise UsageError(f"--gpus {gpus}: {text}")
     return {"requested": most, "min": least, "max": most, "sizes": listed or None}
+
+
+def where_of(
+    constraint: Sequence[str] | None, only: str | None, exclude: str | None, needs: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """What the options say of the nodes that a job may run on; None: nothing.
+
+    :param needs: amounts by resource, for each of its workers.
+    :raises UsageError: an expression or a list of nodes is not one.
+    """
+    from pliant.schemas.node_labels import condition, names_in
+
+    stated = {name: float(amount) for name, amount in needs.items() if amount is not None}
+    found: dict[str, Any] = {"nodes": constraint or None, "resources": {"worker": stated} if stated else None}
+    for text in constraint or ():
+        try:
+            condition(text)
+        except ValueError as error:
+            raise UsageError(f"--constraint {error}") from error
+    for name, nodes in (("only", only), ("exclude", exclude)):
+        try:
+            found[name] = None if nodes is None else names_in(nodes)
+        except ValueError as error:
+            raise UsageError(f"--{name} {nodes}: {error}") from error
+    return found
 
 
 def moment(value: Any) -> float:

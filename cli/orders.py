@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, in_gpu_hours
 
@@ -153,52 +153,38 @@ def priority(
     _order(directory, "priority", chosen_jobs(directory, jobs, user, states), priority=value)
 
 
+def _new(name: str, metavar: str, text: str, **more: Any) -> Any:
+    """An option that states a new value."""
+    return typer.Option(name, metavar=metavar, help=text, show_default=False, **more)
+
+
 def update(
     jobs: Annotated[list[str] | None, ids("Jobs to change.")] = None,
     *,
     state: STATE = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            "--gpus", metavar="N|N-M|N,M", help="Its GPUs, of an elastic job also N-M.", show_default=False
-        ),
-    ] = None,
+    gpus: Annotated[str | None, _new("--gpus", "N|N-M|N,M", "Its GPUs, of an elastic job also N-M.")] = None,
     gpu_type: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu-type",
-            metavar="TYPE,…|any",
-            help="The only GPU types that it may run on.",
-            show_default=False,
-        ),
+        str | None, _new("--gpu-type", "TYPE,…|any", "The only GPU types that it may run on.")
     ] = None,
     gpu_memory: Annotated[
-        int | None,
-        typer.Option(
-            "--gpu-memory",
-            parser=size(),
-            metavar=SIZE_SHOWN,
-            help="The least memory of each of its GPUs.",
-            show_default=False,
-        ),
+        int | None, _new("--gpu-memory", SIZE_SHOWN, "The least memory of each of its GPUs.", parser=size())
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Its global batch.", show_default=False)
+    cpus: Annotated[float | None, _new("--cpus", "N", "CPU cores for each of its GPUs.", min=0)] = None,
+    memory: Annotated[
+        int | None, _new("--memory", SIZE_SHOWN, "Main memory for each of its GPUs.", parser=size())
     ] = None,
+    constraint: Annotated[
+        list[str] | None,
+        _new("--constraint", "EXPRESSION|any", "Labels of the nodes that it may run on; several all hold."),
+    ] = None,
+    only: Annotated[str | None, _new("--only", "NODE,…|any", "The only nodes that it may run on.")] = None,
+    exclude: Annotated[str | None, _new("--exclude", "NODE,…|none", "Nodes that it may not run on.")] = None,
+    batch: Annotated[int | None, _new("--batch", "N", "Its global batch.", min=1)] = None,
     limit: Annotated[
-        str | None,
-        typer.Option(
-            "--limit",
-            metavar=f"{DURATION_SHOWN}|none",
-            help="For how long it may hold GPUs, in all.",
-            show_default=False,
-        ),
+        str | None, _new("--limit", f"{DURATION_SHOWN}|none", "For how long it may hold GPUs, in all.")
     ] = None,
     retries: Annotated[
-        int | None,
-        typer.Option(
-            "--retries", min=0, max=1000, help="How many failures in a row are retried.", show_default=False
-        ),
+        int | None, _new("--retries", "N", "How many failures in a row are retried.", min=0, max=1000)
     ] = None,
     user: USERS = None,
     states: STATES_ARE = None,
@@ -206,8 +192,8 @@ def update(
     """Change what jobs ask for, whether they wait or run: all that are named, or none if one cannot be.
 
     A job that runs goes on where what it holds is allowed after the change.
-    Else, and with another batch, it stops with a checkpoint and starts again
-    as it is to be. Without a run in progress it takes effect with the next one.
+    Else, and with another batch, CPUs or memory, it stops with a checkpoint and
+    starts again as it is to be. Without a run in progress it takes effect with the next one.
 
     Example: pliant update char-lm --gpus 1-8 --state live
 
@@ -219,15 +205,31 @@ def update(
     if gpu_memory is not None:
         own["memory"] = gpu_memory
     run_s = None if limit in (None, "none") else duration()(str(limit))
+    back = {
+        name: None
+        for name, given, word in (
+            ("nodes", constraint, ["any"]),
+            ("only", only, "any"),
+            ("exclude", exclude, "none"),
+        )
+        if given == word
+    }
+    where = where_of(
+        None if "nodes" in back else constraint,
+        None if "only" in back else only,
+        None if "exclude" in back else exclude,
+        {"cpu": cpus, "memory": memory},
+    )
     changes: dict[str, Any] = {
         "gpus": own,
         "batch": {} if batch is None else {"size": batch},
         "limits": {} if limit is None else {"run_seconds": run_s},
         "retries": {} if retries is None else retries,
     }
-    stated = {name: change for name, change in changes.items() if change != {}}
+    stated = {name: change for name, change in changes.items() if change != {}} | back
+    stated |= {name: change for name, change in where.items() if change is not None}
     if not stated:
-        raise UsageError("update what? name --gpus, --gpu-type, --gpu-memory, --batch, --limit or --retries")
+        raise UsageError("update what? name what is to change, as --gpus, --gpu-type, --batch or --limit")
     directory = state_directory(state)
     _order(directory, "update", chosen_jobs(directory, jobs, user, states), changes=stated)
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -42,9 +43,11 @@ def policies(
     longest = max(map(len, policy_names()))
     for each in policy_names():
         try:
-            out_text("".join(f"{line}\n" for line in entry(each, describe(each).summary, longest, width)))
+            found = describe(each)
         except PliantError as error:
             note(str(error))
+        else:
+            out_text("".join(f"{line}\n" for line in entry(each, found.summary, longest, width)))
 
 
 KNOWS: Final = {
@@ -99,7 +102,10 @@ def schema(
 def validate(
     files: Annotated[
         list[str] | None,
-        typer.Argument(help="Files of any kind; - is stdin, also the default in a pipe.", show_default=False),
+        typer.Argument(
+            help="Files of any kind, or folders of trace import; - is stdin, also the default in a pipe.",
+            show_default=False,
+        ),
     ] = None,
     kind: Annotated[
         str | None,
@@ -112,13 +118,15 @@ def validate(
 
     Example: pliant validate jobs.jsonl cluster.json profile.parquet
     """
+    from pliant.schemas.io import imported_files
     from pliant.schemas.kinds import check_kind, validate_file
 
     check_kind(kind)
     bad: list[BadInputError] = []
-    for name in files or [named_or_piped(None, "no file to validate: name some, or pipe one in")]:
+    names = files or [named_or_piped(None, "no file to validate: name some, or pipe one in")]
+    for file in chain.from_iterable([*map(str, imported_files(name))] or [name] for name in names):
         try:
-            out_text(validate_file(name, kind) + "\n")
+            out_text(validate_file(file, kind) + "\n")
         except BadInputError as error:
             bad.append(error)
     if bad:

@@ -194,7 +194,6 @@ def run(
     from pliant.tools.run.service.loop import RunOptions, free_state_name
     from pliant.tools.run.service.members import Timeouts
     from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
-    from pliant.tools.run.statedir.directory import StateDir
 
     config = configuration()
     if state is None and config.state is not None:
@@ -220,10 +219,8 @@ def run(
             note(f"policy {policy}, as {config.origins['policy']} says")
         else:
             _refuse_to_follow_without_policy(state)
-    if begins and policy is not None and cluster is None:
-        cluster = config.cluster
-    elif cluster is None and config.cluster is not None and state is not None:
-        _name_changes(StateDir(state).cluster, config.cluster)
+    if cluster is None:
+        cluster = _configured_cluster(state, config.cluster, begins=begins and policy is not None)
     options = RunOptions(
         state=state or free_state_name(Path()),
         schedule=schedule,
@@ -258,11 +255,18 @@ def run(
         check_failed(log, options.state, failed)
 
 
-def _name_changes(kept: Path, named: str) -> None:
-    """Say how a cluster file that nobody gave, but the configuration names, differs from the run's."""
+def _configured_cluster(state: Path | None, named: str | None, *, begins: bool) -> str | None:
+    """The cluster file that the configuration names, for a run that begins.
+
+    One that goes on keeps its cluster; how the file differs from it is said.
+    """
     from pliant.schemas.errors import PliantError
+    from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.kept_inputs import changes_not_taken
 
+    if begins or state is None or named is None:
+        return named if begins else None
+    kept = StateDir(state).cluster
     if kept.exists() and Path(named).exists():
         try:
             lines = changes_not_taken(kept, named)
@@ -270,6 +274,7 @@ def _name_changes(kept: Path, named: str) -> None:
             lines = [str(error)]
         for line in lines:
             note(line)
+    return None
 
 
 def _refuse_contradictions(

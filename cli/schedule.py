@@ -203,6 +203,7 @@ def _name_rejected(found: Schedule) -> None:
 def _assumed(found: Schedule) -> Sequence[Assumption]:
     """The speeds that a schedule assumes, and the priorities that its policy ignores."""
     from pliant.tools.schedule.assumptions import (
+        demands_unlimited,
         levels_ignored,
         nothing_to_resize,
         order_assumed,
@@ -226,6 +227,7 @@ def _assumed(found: Schedule) -> Sequence[Assumption]:
         *order_assumed(found.jobs, policy, profiled=profile is not None),
         *priorities_ignored(found.jobs, policy),
         *weights_ignored(found.jobs, policy),
+        *demands_unlimited(found.jobs, found.cluster),
         *levels_ignored(found.cluster, found.policy.name, found.policy.parameters),
         *nothing_to_resize(found.jobs, policy),
     ]

@@ -15,15 +15,18 @@ from typing import Any, Final
 import typer
 
 from pliant.cli.common import mistake_line
-from pliant.cli.console import nothing_comes_in
+from pliant.cli.console import note, nothing_comes_in
 from pliant.schemas.errors import BadInputError
 
 _SCRIPT: Final = "pliant.script"
 _OPTIONS: Final = "#PLIANT"
 """Begins a line of a script that states options, as ``#SBATCH`` does."""
+_NOT_OPTIONS: Final = re.compile(r"# *PLIANT\b:?(?= *-)|#(SBATCH|PBS|BSUB|\$)(?= )", re.IGNORECASE)
+"""Begins a line that somebody may think states options."""
 _HEAD_BYTES: Final = 1 << 16
-_READS_WORDS: Final = re.compile(r"\b(ba|da|z|k)?sh\b|\bpython[\d.]*$")
+_READS_WORDS: Final = re.compile(r"(ba|da|z|k)?sh|python[\d.]*")
 """Interpreters that take a script as an argument after ``-c``."""
+_ENV: Final = (["/usr/bin/env", "-S"], ["/usr/bin/env"])
 
 
 @dataclass(slots=True)
@@ -50,17 +53,26 @@ class Script:
 
     @classmethod
     def _named(cls, context: typer.Context, path: str, arguments: Sequence[str]) -> Script | None:
-        command, is_script = [path, *arguments], path.endswith(".py")
+        command, is_script = [path, *arguments], path.endswith(".py") or path == "-m"
         try:
             with open(path, "rb") as file:
                 head = file.read(_HEAD_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except FileNotFoundError:
             is_script |= path == "torchrun" or context.params.get("container") is not None
             is_script |= "/" not in path and shutil.which(path) is not None
+            if " " in path:
+                text = (
+                    f"no such file; a command of several words: pliant submit bash -- -c {shlex.quote(path)}"
+                )
+                raise BadInputError.one(path, text) from None
             return cls(path, command) if is_script else None
         except OSError:
             return cls(path, command) if is_script else None
-        is_script |= head.startswith((b"#!", b"\x7fELF")) or path.endswith((".sh", ".bash"))
+        is_script |= head.startswith((b"#!", b"\xef\xbb\xbf#!", b"\x7fELF")) or path.endswith(
+            (".sh", ".bash")
+        )
+        if not is_script:
+            _check_json(head, path)
         return cls(path, command, head.decode(errors="replace")) if is_script else None
 
     @classmethod
@@ -72,31 +84,56 @@ class Script:
             return None
         data = read_bytes(PIPE, most=ROWS_BYTES)
         if not data.startswith(b"#!"):
+            _check_json(data, "<stdin>")
             return cls("<stdin>", jobs=data)
         text = data.decode(errors="surrogateescape")
-        interpreter = text.partition("\n")[0][2:].strip().split(None, 1)
-        if _READS_WORDS.search(" ".join(interpreter)) is None:
+        if text.partition("\n")[0].endswith("\r"):
+            raise BadInputError.one("<stdin>", "its lines end as on Windows, in CR LF", line=1)
+        interpreter = text.partition("\n")[0][2:].split()
+        interpreter = next(
+            (interpreter[len(env) :] for env in _ENV if interpreter[: len(env)] == env), interpreter
+        )
+        name = Path(*interpreter[:1]).name
+        if _READS_WORDS.fullmatch(name) is None:
             what = "a script from stdin is for sh, bash, dash, zsh, ksh or python: submit others as files"
             raise BadInputError.one("<stdin>", what)
-        if interpreter[:1] == ["/usr/bin/env"] and "python" in interpreter[-1]:
-            interpreter = interpreter[1:]
         # A shell takes the word after the text as its own name, Python takes arguments at once.
-        own_name = [] if "python" in interpreter[-1] else [Path(interpreter[-1]).name]
+        own_name = [] if name.startswith("python") else [name]
         return cls("<stdin>", [*interpreter, "-c", text, *own_name, *arguments], text)
 
     def take_options(self) -> list[tuple[int, list[str]]]:
-        """The words of each line that states options, by its number; none the second time."""
-        found = []
+        """The words of each line that states options, by its number; none the second time.
+
+        A note names the first line of each kind that states none, though somebody may think so.
+        """
+        found, overlooked, at_top = [], dict[str, int](), True
         for number, line in enumerate(self.text.splitlines(), 1):
-            if line.strip() and not line.startswith("#"):
-                break
-            if line.startswith(_OPTIONS):
+            at_top &= not line.strip() or line.startswith("#")
+            if at_top and line.startswith(_OPTIONS):
                 try:
                     found.append((number, shlex.split(line.removeprefix(_OPTIONS), comments=True)))
                 except ValueError as error:
                     raise BadInputError.one(self.name, str(error), line=number) from error
+            elif match := _NOT_OPTIONS.match(line):
+                overlooked.setdefault(match[0], number)
+        for sign, number in overlooked.items():
+            note(
+                f"{self.name}:{number}: {sign} is not read: options are {_OPTIONS} lines before all commands"
+            )
         self.text = ""
         return found
+
+
+def _check_json(data: bytes, source: str) -> None:
+    """:raises BadInputError: it is text that nothing reads: neither jobs nor a known kind of file."""
+    from pliant.schemas.file_io.foreign import foreign
+    from pliant.schemas.file_io.json_lines import BOM
+    from pliant.schemas.file_io.packing import is_packed
+
+    text = data.removeprefix(BOM).strip()
+    if text and not text.startswith((b"{", b"[")) and not is_packed(data) and foreign(data, source) is None:
+        what = "is neither jobs, which begin with {, nor a script, which begins with a line like #!/bin/bash"
+        raise BadInputError.one(source, what)
 
 
 def stated_in(context: typer.Context, source: str, lines: Iterable[tuple[int, list[str]]]) -> dict[str, Any]:
@@ -112,7 +149,8 @@ def stated_in(context: typer.Context, source: str, lines: Iterable[tuple[int, li
             raise BadInputError.one(source, mistake_line(error), line=number) from error
         for name, value in own.params.items():
             if _states(own, name) and name in ("jobs", "arguments"):
-                text = f'"{words[0]}" is no option: arguments of the script are given on the command line'
+                word = value if isinstance(value, str) else value[0]
+                text = f'"{word}" is no option: arguments of the script are given on the command line'
                 raise BadInputError.one(source, text, line=number)
             if not _states(own, name):
                 continue

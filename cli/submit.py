@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
 from pliant.cli.script import Script, stated_in
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
@@ -33,6 +33,7 @@ _OF_SCRIPTS: Final = (
     "about a script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
+_OF_SHELLS: Final = frozenset({"|", "||", "&&", ">", ">>", "<", "2>&1"})
 
 
 SCRIPT_ARGUMENTS = Annotated[
@@ -374,7 +375,7 @@ def submit(
     image = _container(container, container_runtime, container_mount, container_option)
     starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python, "container": image}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
-    starts |= _where(constraint, only, exclude, {"cpu": cpus, "memory": memory})
+    starts |= where_of(constraint, only, exclude, {"cpu": cpus, "memory": memory})
     fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
     if script is not None and script.command:
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
@@ -384,7 +385,9 @@ def submit(
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
             raise UsageError(_OF_SCRIPTS)
-    found = tuple(with_output(with_variables(job, env or (), os.environ), output, error) for job in found)
+    hidden = hidden_values(secret or (), os.environ)
+    found = tuple(without(with_variables(job, env or (), os.environ), hidden) for job in found)
+    found = tuple(with_output(job, output, error) for job in found)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
@@ -399,7 +402,6 @@ def submit(
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
-    hidden = hidden_values(secret or (), os.environ)
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
     for line in dict.fromkeys([*_starts(found), *_shared_files(found)]):
         note(line)
@@ -477,11 +479,13 @@ def _of_file(path: str | None, data: bytes) -> tuple[tuple[Job, ...], str]:
 
 
 def _starts(jobs: Iterable[Job]) -> Iterator[str]:
-    """What starts each job that is not resized, and why, where that is not plain."""
+    """What starts each job that is not resized, and why, where that is not plain; and what does not count."""
     from pliant.tools.run.service.launching import at_home
     from pliant.tools.run.service.starters import by_what, settled
 
     for job in jobs:
+        if words := _OF_SHELLS.intersection(job.command or ()):
+            yield f'{job.model}: no shell reads "{min(words)}" in its command: bash -c "…" has one'
         found, why = settled(at_home(job, Path.cwd()))
         if why and (found.launcher is not None or found.names_torchrun or found.gpus.requested > 1):
             yield f"{found.model}: {by_what(found)}: {why}"
@@ -560,7 +564,8 @@ def of_script(
     elif "id" not in stated and dry_run and state is not None and client_of(state) is not None:
         known = known_names(state).ids
     endings = [""] if array is None else [f"-{number}" for number in array.numbers]
-    base = re.sub(r"[^A-Za-z0-9._-]", "-", Path(command[0]).stem)
+    named = command[1] if command[0] == "-m" and len(command) > 1 else Path(command[0]).stem
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", named)
     fields = {"id": free_id(base, known, endings), "command": command, **stated}
     listed = [fields] if array is None else array.jobs(fields)
     text = "\n".join(map(json.dumps, listed))
@@ -591,31 +596,6 @@ def _fields(
         found["id"] = name
     if relaunch:
         found["resize"] = "relaunch"
-    return found
-
-
-def _where(
-    constraint: Sequence[str] | None, only: str | None, exclude: str | None, needs: Mapping[str, float | None]
-) -> dict[str, Any]:
-    """What the options say of the nodes that a job may run on; None: nothing.
-
-    :param needs: amounts by resource, for each of its workers.
-    :raises UsageError: an expression or a list of nodes is not one.
-    """
-    from pliant.schemas.node_labels import condition, names_in
-
-    stated = {name: float(amount) for name, amount in needs.items() if amount is not None}
-    found: dict[str, Any] = {"nodes": constraint or None, "resources": {"worker": stated} if stated else None}
-    for text in constraint or ():
-        try:
-            condition(text)
-        except ValueError as error:
-            raise UsageError(f"--constraint {error}") from error
-    for name, nodes in (("only", only), ("exclude", exclude)):
-        try:
-            found[name] = None if nodes is None else names_in(nodes)
-        except ValueError as error:
-            raise UsageError(f"--{name} {nodes}: {error}") from error
     return found
 
 

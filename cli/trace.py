@@ -10,7 +10,7 @@ import typer
 from pliant.cli.console import note, progress
 from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, Formerly, duration
 from pliant.schemas.errors import UsageError
-from pliant.schemas.text import counted, whole_number
+from pliant.schemas.text import counted, in_gpus, whole_number
 
 if TYPE_CHECKING:
     from pliant.tools.report.figures.style import Form as Shape
@@ -318,8 +318,11 @@ def describe(
         write_bytes(output, f"{json.dumps(fields, indent=2)}\n".encode())
     else:
         lines = found.lines()
-        if wanted is not None:
-            lines.append(f"cluster for a load of {cluster_for:g}: {wanted:,} GPUs")
+        if wanted is not None and cluster_for is not None:
+            line = f"cluster for a load of {cluster_for:g}: {in_gpus(wanted)}"
+            if wanted == found.sizes[-1][0] and (real := found.load_of(wanted)) < cluster_for:
+                line += f", as many as its largest job has; their load is {real:.2g}"
+            lines.append(line)
         write_bytes(output, "".join(f"{line}\n" for line in lines).encode())
     if figure is not None and shape is not None:
         from pliant.tools.report.figures.plots import arriving_work_image

@@ -49,6 +49,14 @@ if TYPE_CHECKING:
 
 JOBS: Final = "jobs.jsonl"
 """The job file in a folder of jobs and measurements."""
+PROFILE: Final = "profile.parquet"
+CONVERGENCE: Final = "convergence.parquet"
+HISTORY: Final = "history.jsonl"
+
+
+def imported_files(folder: str | Path) -> list[Path]:
+    """The files in a folder that are named as an import names what it writes there."""
+    return [file for name in (JOBS, PROFILE, CONVERGENCE, HISTORY) if (file := Path(folder) / name).is_file()]
 
 
 def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:

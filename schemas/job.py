@@ -14,7 +14,7 @@ from itertools import dropwhile, islice, pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from sys import intern
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, cast, get_args
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -77,6 +77,11 @@ def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, h
     else:
         return
     raise broken_rule(text, f"/{name}")
+
+
+def _refuse_pattern(field: str, pattern: str | None) -> None:
+    if pattern is not None and (fault := pattern_fault(pattern)) is not None:
+        raise broken_rule(fault, f"/{field}")
 
 
 def _filled_in() -> Any:
@@ -499,10 +504,8 @@ class Job(Record):
         return self
 
     def _refuse_contradictions(self) -> None:
-        values = self.__dict__
-        for name in ("output", "error"):
-            if values[name] is not None and (fault := pattern_fault(values[name])) is not None:
-                raise broken_rule(fault, f"/{name}")
+        _refuse_pattern("output", self.output)
+        _refuse_pattern("error", self.error)
         if self.launcher is not None or self.tasks is not None:
             self._refuse_two_starters()
         if self.nodes or self.only is not None:
@@ -717,7 +720,7 @@ def _script_name(script: tuple[str, ...]) -> str:
     return name.stem if name.suffix == ".py" else name.name
 
 
-Changeable = Literal["gpus", "batch", "limits", "retries"]
+Changeable = Literal["gpus", "nodes", "only", "exclude", "resources", "batch", "limits", "retries"]
 CHANGEABLE: Final[tuple[Changeable, ...]] = get_args(Changeable)
 Changes = dict[Changeable, Any]
 """New values of fields of a job; of a field with parts those that are named. None is the default."""
@@ -729,19 +732,20 @@ def updated(job: Job, changes: Changes) -> Job:
     :raises ValidationError: together they make no job.
     """
     values = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    for name, change in changes.items():
-        before = values.pop(name, None)
-        found = {**(before or {}), **change} if isinstance(change, Mapping) else change
-        if isinstance(found, dict):
-            found = {part: value for part, value in found.items() if value is not None}
-        if found is not None:
-            values[name] = found
-    new = type(job).model_validate(values, strict=False)
+    new = type(job).model_validate(_merged(values, cast(Mapping[str, Any], changes)), strict=False)
     if new.on_cpus != job.on_cpus:
         text = "is 0 for a job without GPUs and for no other, which stays so: submit it anew"
         fault = InitErrorDetails(type=broken_rule(text, ""), loc=("gpus", "requested"), input=changes)
         raise ValidationError.from_exception_data(type(job).__name__, [fault])
     return new
+
+
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with changes of some of them, and of parts of these; without those that are None then."""
+    merged = dict(before)
+    for name, change in changes.items():
+        merged[name] = _merged(merged.get(name) or {}, change) if isinstance(change, Mapping) else change
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def arriving_at(jobs: Iterable[Job], time_s: float) -> tuple[Job, ...]:

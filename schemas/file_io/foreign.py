@@ -44,6 +44,7 @@ _SCRIPT: Final = re.compile(
     rb'#!|(?:#[^\n]*\n|\s)*(?:"""|(?:import|from|def|class|export|set|module|python3?|torchrun) [^\n]*$)',
     re.M,
 )
+_NOTEBOOK: Final = re.compile(rb'\{\s*"(?:cells|metadata|nbformat)"\s*:')
 _TOML: Final = re.compile(rb"(?:#[^\n]*\n|\s)*(?:\[\[?[A-Za-z][\w.-]*\]\]?[ \t\r]*$|[\w-]+ *= *[^=\s])", re.M)
 _DELIMITERS: Final = {"commas": ",", "semicolons": ";", "tabs": "\t", "bars": "|"}
 
@@ -51,6 +52,10 @@ _DELIMITERS: Final = {"commas": ",", "semicolons": ";", "tabs": "\t", "bars": "|
 def foreign(data: bytes, source: str) -> str | None:
     """What text seems to be, and the command for it. Returns None for JSON and what is not known."""
     beginning = data[:_BEGINNING].removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n ")
+    if _NOTEBOOK.match(beginning):
+        return (
+            f"seems to be a notebook: pliant submit papermill -- {source} OUT.ipynb runs it, with papermill"
+        )
     name = format_of(beginning)
     if name is not None:
         what = f"a trace of the format {name}" if name != "slurm" else "what sacct prints"
@@ -63,8 +68,9 @@ def foreign(data: bytes, source: str) -> str | None:
     if beginning.startswith((b"{", b"[{", b"[\n")) or is_packed(data):
         return None
     if _SCRIPT.match(beginning):
-        submit = f"pliant submit {source} gives it to a run; " if source.endswith(".py") else ""
-        return f'seems to be a script: {submit}in a job file it is the "command" of a job'
+        first = "" if source.endswith(".py") else ", with a first line like #!/bin/bash,"
+        submit = f"pliant submit{first or f' {source}'} gives it to a run"
+        return f'seems to be a script: {submit}; in a job file it is the "command" of a job'
     if _TOML.match(beginning):
         return "seems to be TOML: a recipe goes with --recipe, or to pliant trace synth"
     delimiter = _delimiter(beginning)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _PIECE: Final = 1 << 14
 """Bytes unpacked at a time; then it is looked whether they are too many."""
 _BLOCK: Final = 1 << 18
+_LAYERS: Final = 2
+"""As a gzipped file in a zip archive has."""
 _TAR: Final = slice(257, 262)
 """Where a tar archive says what it is."""
 
@@ -25,14 +27,17 @@ def unpacked(stream: io.BufferedReader, source: str) -> io.BufferedReader:
 
     :raises BadInputError: it is packed in a way that is not read here.
     """
-    first = stream.peek(_TAR.stop)[: _TAR.stop]
-    packing = next((each for each in _PACKINGS if first.startswith(each.begins)), None)
-    if packing is not None:
+    for layer in range(_LAYERS + 1):
+        first = stream.peek(_TAR.stop)[: _TAR.stop]
+        packing = next((each for each in _PACKINGS if first.startswith(each.begins)), None)
+        if packing is None:
+            break
+        if layer == _LAYERS:
+            raise BadInputError.one(source, f"is packed more than {_LAYERS} times: unpack it")
         counted = _Counted(stream)
         with _intact(source, packing.name):
             file = packing.open(counted, source)
         stream = io.BufferedReader(_Unpacked(file, counted, source, packing.name), _BLOCK)
-        first = stream.peek(_TAR.stop)
     if first[_TAR] == b"ustar":
         raise BadInputError.one(source, "is a tar archive: unpack it, and name the files in it")
     return stream

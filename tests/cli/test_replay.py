@@ -37,7 +37,7 @@ def test_events_on_stdout_are_valid_and_have_a_summary(here: Path) -> None:
     events = parse_events(done.stdout_bytes, "stdout")
     assert [(event.time, event.job) for event in events if event.event == "finish"] == [(10, "a"), (25, "b")]
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
-    assert "fifo: 2 of 2 jobs finished, ends at 25 s, 4 decisions" in done.stderr
+    assert "fifo: 2 of 2 jobs finished, ends after 25 s, 4 decisions" in done.stderr
     assert call("replay", *FILES, *FREE, "--policy", "fifo").stdout_bytes == done.stdout_bytes
     # A file of either form is valid and has a summary.
     for name in ("x.parquet", "y.jsonl"):
@@ -133,6 +133,9 @@ def test_a_folder_that_an_import_wrote_is_an_input(here: Path) -> None:
     said = "w6: also the measurements that its import wrote beside its jobs"
     assert (said in done.stderr, said in named.stderr) == (True, False)
     assert call("trace", "describe", "w6").stdout.startswith("1 job of no named user")
+    valid = ["w6/jobs.jsonl: job, 1 record", "w6/profile.parquet: profile, 1 record"]
+    assert call("validate", "w6").stdout.splitlines() == valid
+    assert "pliant replay w6 -o FILE" in call("report", "w6").stderr
     (here / "jobs.jsonl").unlink()
     done = call("replay", ".", "--policy", "fifo")
     assert (done.exit_code, "is a folder without jobs.jsonl" in done.stderr) == (2, True)

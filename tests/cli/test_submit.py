@@ -13,6 +13,7 @@ from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.service.submitter import active_python
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.registry import make_policy
@@ -82,10 +83,64 @@ def test_lines_of_a_script_are_options_and_count_behind_those_of_the_command_lin
     assert found.env == {"A": "3", "B": "2"}
     assert asked("job.sh", "--gpus", "1", "--name", "b").gpus.requested == 1
     assert asked("-", stdin=text.encode()).command == ("/bin/bash", "-c", text, "bash")
-    for line, message in (("--gups 2", "job.sh:1: No such option"), ("2", 'job.sh:1: "2" is no option')):
+    assert asked("-", "--", "x", stdin=b"#!/usr/bin/env -S python3 -u\n").command == (
+        *("python3", "-u", "-c", "#!/usr/bin/env -S python3 -u\n", "x"),
+    )
+    for line, message in (
+        ("--gups 2", "job.sh:1: No such option"),
+        ("2", 'job.sh:1: "2" is no option'),
+        ("--hold x", 'job.sh:1: "x" is no option'),
+    ):
         (here / "job.sh").write_text(f"#PLIANT {line}\n")
         refused = call("submit", "job.sh", "--dry-run")
         assert (refused.exit_code, message in refused.stderr) == (3, True)
+
+
+def test_lines_that_look_like_options_and_are_none_are_named(here: Path):
+    lines = ("#SBATCH -N 1", "#SBATCH -J a", "# pliant --gpus 2", "# pliant runs it", "ls", "#PLIANT --hold")
+    (here / "job.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    shown = call("submit", "job.sh", "--dry-run", columns=200).stderr.splitlines()
+    overlooked = [line.split(" is not read")[0] for line in shown if "is not read" in line]
+    assert [line.removeprefix("pliant: ") for line in overlooked] == [
+        *("job.sh:2: #SBATCH", "job.sh:4: # pliant", "job.sh:7: #PLIANT"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "message"),
+    [
+        (("job.sh",), b"#!/bin/bash\r\nls\r\n", "job.sh:1: its lines end as on Windows, which sed"),
+        (("./job",), b"#!/usr/bin/perl\r\n", "job:1: its lines end as on Windows"),
+        (("-",), b"#!/bin/bash\r\nls\r\n", "<stdin>:1: its lines end as on Windows"),
+        (("job",), b"\xef\xbb\xbf#!/bin/sh\n", "job:1: begins with a byte order mark"),
+        (("job",), b"#!/usr/bin/env -S nosuch -x\n", "job:1: is for nosuch, which is not there"),
+        (("job.sh",), b"#!/opt/nosuch\n", "job.sh:1: is for /opt/nosuch, which is not there"),
+        (("job",), b"echo\n", "job: is neither jobs, which begin with {, nor a script"),
+        (("-",), b"echo\n", "<stdin>: is neither jobs"),
+        (("-",), b"#!/usr/bin/perl\n", "<stdin>: a script from stdin is for sh"),
+        (
+            ("python job.sh",),
+            b"",
+            "no such file; a command of several words: pliant submit bash -- -c 'python",
+        ),
+        (("bash", "--", "nosuch.sh"), b"", "no such script"),
+        (("env", "--", "A=1", "./nosuch"), b"", "./nosuch is not there or not executable"),
+    ],
+)
+def test_a_script_that_would_not_run_is_refused_in_one_line(here: Path, words, text: bytes, message: str):
+    name = words[0].removeprefix("./")
+    if text and name != "-":
+        (here / name).write_bytes(text)
+        (here / name).chmod(0o755)
+    refused = call("submit", "--state", "live", *words, stdin=text, columns=400)
+    assert (refused.exit_code, refused.stdout) == (3, "")
+    [line] = [line for line in refused.stderr.splitlines() if "one process" not in line]
+    assert message in line
+
+
+def test_a_sign_of_a_shell_in_a_command_is_named(here: Path):
+    (here / "jobs.jsonl").write_text('{"id":"a","gpus":{"requested":1},"command":["echo","1","|","cat"]}\n')
+    assert 'no shell reads "|" in its command' in call(*SUBMIT).stderr
 
 
 def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, monkeypatch: pytest.MonkeyPatch):
@@ -102,12 +157,17 @@ def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, mon
     assert call("submit", "train.py", "--env", "X=y", "--secret", "TOKEN", "--state", "live").exit_code == 0
     job = submitted(here)["train"]
     assert job.python == str(python)
+    (here / "own" / "pyvenv.cfg").touch()
+    on_path = {"PATH": f"{python.parent}:/bin"}
+    assert (active_python(on_path), active_python({"PATH": "/bin"})) == (str(python), None)
     assert {"X": "y", "LC_ALL": "C", "PATH": os.environ["PATH"]}.items() <= job.env.items()
     assert not {"TOKEN", "OTHER"} & job.env.keys()
     kept = here / "live" / "jobs" / "train" / "secrets.json"
     assert (json.loads(kept.read_text()), kept.stat().st_mode & 0o777) == ({"TOKEN": "hush"}, 0o600)
     assert [path for path in here.rglob("*") if path.is_file() and b"hush" in path.read_bytes()] == [kept]
-    call("submit", "train.py", "--env", "all", "--secret", "TOKEN", "--name", "b", "--state", "live")
+    hides = ("submit", "train.py", "--env", "all", "--secret", "TOKEN", "--name", "b")
+    assert "hush" not in call(*hides, "--dry-run").stdout
+    call(*hides, "--state", "live")
     assert (submitted(here)["b"].env["OTHER"], "TOKEN" in submitted(here)["b"].env) == ("1", False)
     for wrong in (("--env", "GONE"), ("--env", "1=2"), ("--secret", "GONE"), ("--secret", "TOKEN=x")):
         assert call("submit", "train.py", *wrong, "--state", "live").exit_code == 2
@@ -217,7 +277,7 @@ def test_without_a_node_its_job_waits(here: Path):
     jobs = {each["job"]: each for each in asked("--remove-node", "n0")["jobs"]}
     assert jobs["j0"]["delay_seconds"] + jobs["j1"]["delay_seconds"] > 9000
     assert [jobs["j0"][case]["lost_gpu_hours"] > 0 for case in ("now", "then")] == [False, True]
-    assert "job j0 loses" in call("drain n0 --now --state live").stderr
+    assert "job j0 loses" in call("drain", "n0", "--now", "--state", "live").stderr
     assert call("whatif", "--state", "live", "--policy", "fair-share").exit_code == 0
 
 

@@ -187,7 +187,7 @@ def holdout_errors(profile: Profile) -> list[HoldOut]:
     Rows that measure the same are left out together. Rows that then cannot be predicted are not in the list,
     nor are those across a level of the network.
     """
-    found = []
+    errors = []
     rows = rows_across(profile.rows)
     known, by_model = allreduces(rows), training_rows(rows)
     groups = [by_model[model][kind] for model in sorted(by_model) for kind in sorted(by_model[model])]
@@ -196,8 +196,8 @@ def holdout_errors(profile: Profile) -> list[HoldOut]:
         for row in group:
             if row.gpus > 1 and row.feasible and row.source == "measured":
                 predicted = _without(row, group, allreduce)
-                found += [] if predicted is None else [HoldOut(row, predicted)]
-    return found
+                errors += [] if predicted is None else [HoldOut(row, predicted)]
+    return errors
 
 
 def with_model_errors(rows: Sequence[ProfileRow]) -> tuple[ProfileRow, ...]:
@@ -209,8 +209,8 @@ def with_model_errors(rows: Sequence[ProfileRow]) -> tuple[ProfileRow, ...]:
 def spreads(profile: Profile) -> dict[tuple[str, str], Spread]:
     """The spread of the model's errors on held-out rows, by model and GPU type; it always includes 0."""
     errors: dict[tuple[str, str], list[float]] = {}
-    for found in holdout_errors(profile):
-        errors.setdefault((found.row.model, found.row.gpu_type), []).append(found.error)
+    for error in holdout_errors(profile):
+        errors.setdefault((error.row.model, error.row.gpu_type), []).append(error.error)
     return {kind: (min(0.0, *each), max(0.0, *each)) for kind, each in errors.items()}
 
 

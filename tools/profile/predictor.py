@@ -125,12 +125,12 @@ class ProgressPredictor:
 
     def _fit(self) -> None:
         sample = self._sample
-        found = fitted(sample.features, sample.alpha, sample.progress, self.fit)
-        self._predict_without(found)
+        fit = fitted(sample.features, sample.alpha, sample.progress, self.fit)
+        self._predict_without(fit)
         trust = trust_of(sample.alpha, sample.held_out, sample.progress) if self._widened else 1.0
-        self.fit, self._fitted_jobs = found.model_copy(update={"trust": trust}), self.jobs
+        self.fit, self._fitted_jobs = fit.model_copy(update={"trust": trust}), self.jobs
 
-    def _predict_without(self, found: ProgressFit) -> None:
+    def _predict_without(self, whole_fit: ProgressFit) -> None:
         """Predict the rows without a prediction, each by a fit to jobs other than its own."""
         sample = self._sample
         fold = sample.job.astype(int) % _FOLDS
@@ -138,7 +138,7 @@ class ProgressPredictor:
         for number in np.unique(fold[missing]):
             others, these = fold != number, missing & (fold == number)
             known = (sample.features[others], sample.alpha[others], sample.progress[others])
-            fit = fitted(*known, found) if others.any() else found
+            fit = fitted(*known, whole_fit) if others.any() else whole_fit
             sample.predict_held_out(these, rounded(epochs_to_go(fit, sample.features[these])))
 
 
@@ -177,8 +177,8 @@ def rows_of(job: EndedJob) -> Floats:
 
     Without the end of the job itself, which teaches nothing, and epochs of unknown size.
     """
-    found = features(job.epochs)
-    rows = rounded(np.column_stack([found, np.full(len(found), float(job.total_samples))]))
+    epoch_features = features(job.epochs)
+    rows = rounded(np.column_stack([epoch_features, np.full(len(epoch_features), float(job.total_samples))]))
     rows = rows[(rows[:, 0] > 0) & (rows[:, 2] > 0) & (rows[:, 2] < rows[:, -1])]
     if len(rows) > MOST_EPOCHS:
         rows = rows[np.linspace(0, len(rows) - 1, MOST_EPOCHS).round().astype(int)]
@@ -190,12 +190,12 @@ def features(epochs: Iterable[Epoch]) -> Floats:
 
     Useless values, such as the loss of a diverging training, count as unknown.
     """
-    found = np.array(list(epochs), dtype=float).reshape(-1, len(Epoch._fields))
-    initial = found[:, 1]
+    table = np.array(list(epochs), dtype=float).reshape(-1, len(Epoch._fields))
+    initial = table[:, 1]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        found[:, 3] = 1 - found[:, 3] / initial
-    found[~(np.abs(found) <= MOST)] = np.nan
-    return found
+        table[:, 3] = 1 - table[:, 3] / initial
+    table[~(np.abs(table) <= MOST)] = np.nan
+    return table
 
 
 def whole_epochs(epoch_samples: Floats, samples_done: Floats) -> Floats:
@@ -213,8 +213,8 @@ def rounded(values: Floats) -> Floats:
 def epochs_to_go(fit: ProgressFit, features: Floats) -> Floats:
     """β of each row, at least 1. An unknown feature counts as its mean."""
     normalised = _normalised(features, np.array(fit.mean), np.array(fit.scale))
-    found: Floats = np.maximum((normalised * np.array(fit.weights)).sum(axis=1) + fit.bias, 1.0)
-    return found
+    epochs: Floats = np.maximum((normalised * np.array(fit.weights)).sum(axis=1) + fit.bias, 1.0)
+    return epochs
 
 
 def fitted(
@@ -236,12 +236,12 @@ def fitted(
     logs = np.log(progress), np.log1p(-progress)
     rows = (normalised, alpha, *logs)
     # truncated Newton: L-BFGS-B calls BLAS, whose waiting threads cost twenty times the fit
-    found = minimize(_loss, begin, rows, jac=True, method="TNC", options={"maxfun": _MOST_STEPS})
+    optimum = minimize(_loss, begin, rows, jac=True, method="TNC", options={"maxfun": _MOST_STEPS})
     return ProgressFit(
         mean=tuple(mean.tolist()),
         scale=tuple(scale.tolist()),
-        weights=tuple(found.x[:-1].tolist()),
-        bias=float(found.x[-1]),
+        weights=tuple(optimum.x[:-1].tolist()),
+        bias=float(optimum.x[-1]),
         trust=1.0 if start is None else start.trust,
     )
 
@@ -345,8 +345,8 @@ class Sample:
     @property
     def progress(self) -> Floats:
         """The fraction of the job's work done."""
-        found: Floats = self._rows[:, 2] / self._rows[:, _TOTAL]
-        return found
+        shares: Floats = self._rows[:, 2] / self._rows[:, _TOTAL]
+        return shares
 
     @property
     def held_out(self) -> Floats:
@@ -380,7 +380,7 @@ class Sample:
 def ended_jobs(events: Iterable[Event]) -> list[EndedJob]:
     """The jobs that finished, in the order of their ends, if something can be learned from them."""
     jobs: dict[str, _JobHistory] = {}
-    found: list[EndedJob] = []
+    ended: list[EndedJob] = []
     for event in events:
         if event.job is None:
             continue
@@ -389,8 +389,8 @@ def ended_jobs(events: Iterable[Event]) -> list[EndedJob]:
         if event.event in ENDS:
             del jobs[event.job]
             if event.event == "finish":
-                found.append(job.ended())
-    return [job for job in found if job.epochs]
+                ended.append(job.ended())
+    return [job for job in ended if job.epochs]
 
 
 @dataclass(slots=True)

@@ -62,17 +62,17 @@ class Lifted(NamedTuple):
         from scipy.spatial import Delaunay, QhullError
 
         try:
-            found = Delaunay(np.array(points, float))
+            triangulation = Delaunay(np.array(points, float))
         except QhullError:  # all points on one plane: nothing lies between them
             return cls.of(())
-        planes, which = np.unique(found.equations, axis=0, return_inverse=True)
+        planes, which = np.unique(triangulation.equations, axis=0, return_inverse=True)
         return cls(
-            array("H", found.simplices.ravel().tolist()),
-            array("h", found.neighbors.ravel().tolist()),
+            array("H", triangulation.simplices.ravel().tolist()),
+            array("h", triangulation.neighbors.ravel().tolist()),
             array("H", which.ravel().tolist()),
             array("d", planes.ravel().tolist()),
-            float(found.paraboloid_scale),
-            float(found.paraboloid_shift),
+            float(triangulation.paraboloid_scale),
+            float(triangulation.paraboloid_shift),
         )
 
     def text(self) -> str:
@@ -188,10 +188,10 @@ class Simplices:
         """Values at ``point``; None outside of the points' hull."""
         if not self._lifted.plane or self._is_far(point):
             return None
-        found = self._across_faces(self._nearest_plane(point), point)
-        if found is None:
+        place = self._across_faces(self._nearest_plane(point), point)
+        if place is None:
             return None
-        simplex, (a, b, c, d) = found
+        simplex, (a, b, c, d) = place
         corners = self._lifted.corners[4 * simplex : 4 * simplex + 4]
         columns = zip(*[self._values[corner] for corner in corners], strict=True)
         return tuple(

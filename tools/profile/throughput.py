@@ -194,22 +194,22 @@ def merged(old: Iterable[ProfileRow], new: Iterable[ProfileRow]) -> tuple[Profil
 
 def training_rows(rows: Iterable[ProfileRow]) -> dict[str, dict[str, list[ProfileRow]]]:
     """Training rows by model and GPU type."""
-    found: dict[str, dict[str, list[ProfileRow]]] = {}
+    rows_by_model: dict[str, dict[str, list[ProfileRow]]] = {}
     for row in rows:
         if row.kind == "train":
-            found.setdefault(row.model, {}).setdefault(row.gpu_type, []).append(row)
-    return found
+            rows_by_model.setdefault(row.model, {}).setdefault(row.gpu_type, []).append(row)
+    return rows_by_model
 
 
 def by_model(
     rows: Iterable[ProfileRow], seconds_of: Callable[[ProfileRow], float | None]
 ) -> dict[str, list[float]]:
     """Measured seconds by model; models without a measurement are absent."""
-    found: dict[str, list[float]] = {}
+    seconds_by_model: dict[str, list[float]] = {}
     for row in rows:
         if (seconds := seconds_of(row)) is not None:
-            found.setdefault(row.model, []).append(seconds)
-    return found
+            seconds_by_model.setdefault(row.model, []).append(seconds)
+    return seconds_by_model
 
 
 def rescales(rows: Iterable[ProfileRow]) -> dict[str, list[float]]:
@@ -260,9 +260,9 @@ class PairTable:
 
     def measured(self, first: Load, second: Load, gpu_type: str, place: Placement) -> Parts | Unknown | None:
         """What each keeps; None if they do not fit the GPU together, ``UNKNOWN`` if not measured."""
-        found = [self._parts.get((gpu_type, *order)) for order in ((first, second), (second, first))]
-        parts = [_at(each, place) for each in found if each]
-        if len(parts) < len(found):
+        pairs = [self._parts.get((gpu_type, *order)) for order in ((first, second), (second, first))]
+        parts = [_at(each, place) for each in pairs if each]
+        if len(parts) < len(pairs):
             return UNKNOWN
         one, other = parts
         return None if one is None or other is None else (one, other)
@@ -287,12 +287,12 @@ def _at(parts: dict[Placement, float | None], place: Placement) -> float | None:
 
 
 def _memory(rows: Iterable[ProfileRow]) -> dict[tuple[str, str], dict[int, int]]:
-    found: dict[tuple[str, str], dict[int, int]] = {}
+    bytes_by_model: dict[tuple[str, str], dict[int, int]] = {}
     for row in rows:
         if row.kind == "train" and row.peak_memory:
-            by_batch = found.setdefault((row.model, row.gpu_type), {})
+            by_batch = bytes_by_model.setdefault((row.model, row.gpu_type), {})
             by_batch[row.local_batch] = max(row.peak_memory, by_batch.get(row.local_batch, 0))
-    return found
+    return bytes_by_model
 
 
 def shares(total: int, parts: int) -> tuple[int, ...]:

@@ -101,10 +101,10 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
 
     def across(self, levels: Sequence[str]) -> Self:
         rows, source = self._profile.rows, self._profile.source
-        found = rows_across(rows, levels)
-        if {id(row) for row in found} == {id(row) for row in rows_across(rows)}:
+        across_rows = rows_across(rows, levels)
+        if {id(row) for row in across_rows} == {id(row) for row in rows_across(rows)}:
             return self
-        return self._with(Profile(tuple(replace(row, across=None) for row in found), source=source))
+        return self._with(Profile(tuple(replace(row, across=None) for row in across_rows), source=source))
 
     @abstractmethod
     def _with(self, profile: Profile) -> Self:
@@ -115,12 +115,12 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
 
         :raises BadInputError: the model is not profiled.
         """
-        found = self._tables.get((model, gpu_type))
-        if found is None:
+        table = self._tables.get((model, gpu_type))
+        if table is None:
             rows, known = self.rows_for(model, gpu_type)
             factor = self._speeds.get(known, 1.0) / self._speeds.get(gpu_type, 1.0)
-            found = self._tables[model, gpu_type] = self._make(model, known, rows), factor
-        return found
+            table = self._tables[model, gpu_type] = self._make(model, known, rows), factor
+        return table
 
     def rows_for(self, model: str, gpu_type: str) -> tuple[Sequence[ProfileRow], str]:
         """The rows that answer for a GPU type, and the type on which they were measured.
@@ -245,8 +245,8 @@ class SizeTable:
 
     def measured(self, place: Placement, plan: BatchPlan) -> ProfileRow | None:
         """The row that measured this, on the same placement or else the most similar one."""
-        found = _most_alike(self._curves, place).get(sum(place))
-        return None if found is None else self._exact.get((found, plan.local, plan.accum))
+        curve = _most_alike(self._curves, place).get(sum(place))
+        return None if curve is None else self._exact.get((curve, plan.local, plan.accum))
 
     def seconds(self, place: Placement, plan: BatchPlan) -> float | None:
         """t(b, k, a): seconds of one optimizer step; None if unknown."""
@@ -422,8 +422,8 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         """Largest local batches, by model and GPU type."""
 
     def rescale_seconds(self, model: str) -> float | None:
-        found = self._rescales_s.get(model)
-        return super().rescale_seconds(model) if found is None else found
+        seconds = self._rescales_s.get(model)
+        return super().rescale_seconds(model) if seconds is None else seconds
 
     def load(self, models: Iterable[str], gpu_types: Iterable[str]) -> None:
         """Compile the tables of some models, so that the first question is as fast as later ones."""
@@ -445,8 +445,8 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         :raises BadInputError: the model is not profiled.
         """
         table, factor = self.table(model, gpu_type)
-        found = table.times(ring, local_batch)
-        return found if found is None or factor == 1.0 else found.times(factor)
+        times = table.times(ring, local_batch)
+        return times if times is None or factor == 1.0 else times.times(factor)
 
     def step_seconds(
         self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
@@ -455,8 +455,8 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         if global_batch < gpus:
             return None
         local, accum = micro_steps(global_batch, gpus, local_limit(self, model, gpu_type, per_gpu_max))
-        found = self.times(model, gpu_type, placement, local)
-        return None if found is None else found.accumulated(accum)
+        times = self.times(model, gpu_type, placement, local)
+        return None if times is None else times.accumulated(accum)
 
     def _with(self, profile: Profile) -> Self:
         return type(self)(profile, self._speeds, self._most_local)
@@ -473,8 +473,8 @@ def with_triangulations(profile: Profile) -> Profile:
         for model in sorted(groups)
         for gpu_type in sorted(groups[model])
     )
-    found = tuple((key, text) for key, text in made if text)
-    return Profile(profile.rows, (*profile.metadata, *found))
+    triangulations = tuple((key, text) for key, text in made if text)
+    return Profile(profile.rows, (*profile.metadata, *triangulations))
 
 
 def _key(model: str, gpu_type: str) -> str:
@@ -523,11 +523,11 @@ class PlacementTable:
 
     def _samples_of(self, text: str) -> Samples:
         """The list for a placement as profiles write it."""
-        found = self._by_text.get(text)
-        if found is None:
+        samples = self._by_text.get(text)
+        if samples is None:
             ring = smallest_rotation(tuple(map(int, text.split(","))))
-            found = self._by_text[text] = self._rings.setdefault(ring, [])
-        return found
+            samples = self._by_text[text] = self._rings.setdefault(ring, [])
+        return samples
 
     def times(self, ring: Placement, local_batch: int) -> StepTimes | None:
         """Times of one micro-batch of ``local_batch`` samples a GPU; None if unknown."""
@@ -545,8 +545,8 @@ class PlacementTable:
             local = min(max(local, self.local_batches[0]), self.local_batches[-1])
         point = min(len(ring), MOST_NODES), sum(ring), local
         if point not in self._interpolated:
-            found = self._simplices.at(point)
-            self._interpolated[point] = None if found is None else StepTimes(*found)
+            times = self._simplices.at(point)
+            self._interpolated[point] = None if times is None else StepTimes(*times)
         return self._interpolated[point]
 
 
@@ -575,13 +575,13 @@ def smallest_rotation(ring: Placement) -> Placement:
     return min(ring[turn:] + ring[:turn] for turn in range(len(ring)))
 
 
-def _mean_times(found: list[StepTimes]) -> StepTimes:
-    count = len(found)
+def _mean_times(all_times: list[StepTimes]) -> StepTimes:
+    count = len(all_times)
     if count == 1:
-        return found[0]
+        return all_times[0]
     return StepTimes(
-        sum([times.step_seconds for times in found]) / count,
-        sum([times.sync_seconds for times in found]) / count,
+        sum([times.step_seconds for times in all_times]) / count,
+        sum([times.sync_seconds for times in all_times]) / count,
     )
 
 

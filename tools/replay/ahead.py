@@ -86,13 +86,13 @@ class JobsAhead:
 
 def world_of(events: Iterable[Event], profile: Profile | None) -> SimulatedCluster:
     """What changes cost: as the events of a run measured, else as its profile says, else as in a replay."""
-    found = costs_from_events(events)
-    if not (found.start.by_model or found.rescale.by_model):
+    costs = costs_from_events(events)
+    if not (costs.start.by_model or costs.rescale.by_model):
         measured = unstated_costs(profile)
         if measured is None:
             return SimulatedCluster(DEFAULT, DEFAULT)
-        found = measured
-    return SimulatedCluster(found.start, found.rescale, found.resume)
+        costs = measured
+    return SimulatedCluster(costs.start, costs.rescale, costs.resume)
 
 
 @garbage_collection_paused()
@@ -190,24 +190,24 @@ def _outcome(
     unsaved: Mapping[str, float],
 ) -> JobsAhead:
     """:param unsaved: jobs that cannot save, and since when they hold what they hold at first."""
-    found, events = dict(before), list(engine.log.events())
+    jobs, events = dict(before), list(engine.log.events())
     for event in events:
-        known = found.get(event.job or "")
+        known = jobs.get(event.job or "")
         if event.job is None or known is None:
             continue
         if event.event in ("start", "resume") and not known.gpus and known.start_s is None:
-            found[event.job] = replace(known, gpus=event.gpus or 0, start_s=event.time)
+            jobs[event.job] = replace(known, gpus=event.gpus or 0, start_s=event.time)
         elif (end := ENDS.get(event.event)) is not None:
-            found[event.job] = replace(known, end_s=event.time, end=end)
+            jobs[event.job] = replace(known, end_s=event.time, end=end)
     for job_id, state in engine.session.jobs.items():
         why = _why(state, engine.session, speeds, is_cut=effort.reached_s < math.inf)
         knows = state.work_samples is not None and speeds.is_known(state)
-        found[job_id] = replace(found[job_id], why=why, can_end=knows)
+        jobs[job_id] = replace(jobs[job_id], why=why, can_end=knows)
     for job_id, lost_gpu_s in _lost(events, unsaved, before).items():
-        found[job_id] = replace(found[job_id], lost_gpu_s=lost_gpu_s)
+        jobs[job_id] = replace(jobs[job_id], lost_gpu_s=lost_gpu_s)
     use = _gpu_use(events, engine.session.up_gpus)
     exact_s = effort.exact_until_s if effort.exact_until_s < math.inf else None
-    return JobsAhead(found, use, engine.counters.decisions, exact_s, effort.reached_s)
+    return JobsAhead(jobs, use, engine.counters.decisions, exact_s, effort.reached_s)
 
 
 def _lost(
@@ -306,8 +306,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         ids: Iterable[str] = dict.fromkeys((*self.now.jobs, *self.then.jobs))
-        found = (JobChange(job_id, self.now.jobs.get(job_id), self.then.jobs.get(job_id)) for job_id in ids)
-        object.__setattr__(self, "changes", tuple(found))
+        changes = (JobChange(job_id, self.now.jobs.get(job_id), self.then.jobs.get(job_id)) for job_id in ids)
+        object.__setattr__(self, "changes", tuple(changes))
 
     @property
     def mean_jct_s(self) -> tuple[float, float] | None:
@@ -357,12 +357,12 @@ class PastErrors:
 
     @classmethod
     def of(cls, ratios: Iterable[float]) -> PastErrors:
-        found = sorted(ratios)
-        if len(found) < LEAST:
-            return cls(len(found))
-        last = len(found) - 1
+        ordered = sorted(ratios)
+        if len(ordered) < LEAST:
+            return cls(len(ordered))
+        last = len(ordered) - 1
         cut = (1.0 - BAND) / 2
-        return cls(len(found), found[round(cut * last)], found[round((1.0 - cut) * last)])
+        return cls(len(ordered), ordered[round(cut * last)], ordered[round((1.0 - cut) * last)])
 
     def between_s(self, at_s: float | None, now_s: float) -> tuple[float, float] | None:
         """The range of a predicted time. Returns None if it, or its error, is not known."""
@@ -395,17 +395,17 @@ def past_errors(
     ends: list[float] = []
     for moment in moments:
         waiting = {job.id for job in moment.session.jobs.values() if not job.gpus}
-        found = look_ahead(
+        predicted = look_ahead(
             *(moment.session, moment.time_s, world, moment.measured), within_s=each_s, until_s=now_s
         )
-        until_s = min(now_s, found.reached_s)
-        starts += _ratios(found, came, (moment.time_s, until_s), waiting, starts=True)
-        ends += _ratios(found, came, (moment.time_s, until_s), came.keys(), starts=False)
+        until_s = min(now_s, predicted.reached_s)
+        starts += _ratios(predicted, came, (moment.time_s, until_s), waiting, starts=True)
+        ends += _ratios(predicted, came, (moment.time_s, until_s), came.keys(), starts=False)
     return PastErrors.of(starts), PastErrors.of(ends)
 
 
 def _ratios(
-    found: JobsAhead,
+    predicted: JobsAhead,
     came: Mapping[str, Came],
     span_s: tuple[float, float],
     of: Iterable[str],
@@ -415,7 +415,7 @@ def _ratios(
     """:param span_s: when it was predicted, and up to when it was looked."""
     at_s, until_s = span_s
     for job_id in sorted(of):
-        job, truth = found.jobs.get(job_id), came.get(job_id)
+        job, truth = predicted.jobs.get(job_id), came.get(job_id)
         if job is None or truth is None or (job.end_s is None and not job.can_end):
             continue
         predicted_s, came_s = (job.start_s, truth.start_s) if starts else (job.end_s, truth.end_s)

@@ -155,17 +155,17 @@ def tasks_of(
 
 def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, str]]:
     """``--param`` options (``POLICY.KEY=VALUE``, or ``KEY=VALUE`` with one policy) by policy."""
-    found: dict[str, dict[str, str]] = {name: {} for name in policies}
+    parameters: dict[str, dict[str, str]] = {name: {} for name in policies}
     for key, value in parse_pairs(pairs).items():
         name, dot, rest = key.rpartition(".")
         if not dot and len(policies) > 1:
             raise UsageError(f'--param "{key}={value}": say whose it is, as in {policies[0]}.{key}={value}')
-        if dot and name not in found:
-            hint = did_you_mean(name, found)
+        if dot and name not in parameters:
+            hint = did_you_mean(name, parameters)
             text = f'"{name}" is not among the policies of this replay{hint and "; "}{hint}'
             raise UsageError(f'--param "{key}={value}": {text}')
-        found[name if dot else policies[0]][rest] = value
-    return found
+        parameters[name if dot else policies[0]][rest] = value
+    return parameters
 
 
 @spared_by_garbage_collection()  # what is read for the replays stays as long as they take
@@ -195,11 +195,11 @@ def replay_all(
         inputs = sources.read()
         if any(policy_class(run.policy).follows_recording for run in runs):
             check_recorded(inputs.jobs)
-        found = [
+        of_replays = [
             assumed(inputs, run.conditions, run.simulated, policy_class(run.policy), run.parameters)
             for run in runs
         ]
-    assumptions = tuple(dict.fromkeys(each for one in found for each in one))
+    assumptions = tuple(dict.fromkeys(each for one in of_replays for each in one))
     if any(run.conditions.strict for run in runs):
         refuse(assumptions)
     if heed is not None:
@@ -243,17 +243,17 @@ def _part(advance: Advance | None, number: int, parts: int) -> Advance | None:
 def _side_by_side(
     sources: Sources, inputs: Inputs, tasks: Sequence[Task], workers: int, advance: Advance | None
 ) -> list[Summary]:
-    found: dict[int, Summary] = {}
+    summaries: dict[int, Summary] = {}
     from concurrent.futures import as_completed
 
     jobs = len(inputs.jobs)
     with shared({sources: inputs}), worker_pool(workers) as pool:
         futures = {pool.submit(_in_worker, sources, task): number for number, task in enumerate(tasks)}
         for future in as_completed(futures):
-            found[futures[future]] = future.result()
+            summaries[futures[future]] = future.result()
             if advance:
-                advance(len(found) * jobs, len(tasks) * jobs)
-    return [found[number] for number in range(len(tasks))]
+                advance(len(summaries) * jobs, len(tasks) * jobs)
+    return [summaries[number] for number in range(len(tasks))]
 
 
 def _in_worker(sources: Sources, task: Task) -> Summary:

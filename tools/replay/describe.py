@@ -59,7 +59,7 @@ class TraceDescription:
     def lines(self) -> list[str]:
         users = counted(self.users, "user") if self.users else "no named user"
         silent = f", none known of {counted(self.jobs_without_work, 'job')}" if self.jobs_without_work else ""
-        found = [
+        texts = [
             f"{counted(self.jobs, 'job')} of {users} in {span_text(self.span_s)}",
             f"work: {self.gpu_hours:,.1f} GPU hours{silent}",
             "GPUs: " + ", ".join(f"{gpus}: {jobs / self.jobs:.1%}" for gpus, jobs in self.sizes),
@@ -67,15 +67,19 @@ class TraceDescription:
             f"arrivals by hour of the trace's days: {' '.join(map(str, self.arrivals_by_hour))}",
         ]
         if self.states:
-            found.append(
+            texts.append(
                 "states: " + ", ".join(f"{name} {jobs / self.jobs:.1%}" for name, jobs in self.states)
             )
         if self.most_held_gpus is not None:
-            found.append(f"recorded: at most {in_gpus(self.most_held_gpus)} held at a time")
+            texts.append(f"recorded: at most {in_gpus(self.most_held_gpus)} held at a time")
         if self.load is not None:
             days = " ".join(f"{load:.2f}" for load in self.load_by_day)
-            found += [f"load of {in_gpus(self.gpus or 0)}: {self.load:.3g}", f"load by day: {days}"]
-        return found
+            texts += [f"load of {in_gpus(self.gpus or 0)}: {self.load:.3g}", f"load by day: {days}"]
+        return texts
+
+    def load_of(self, gpus: int) -> float:
+        """Load of that many GPUs."""
+        return self.gpu_hours * _HOUR_S / (self.span_s * gpus)
 
     def _durations(self) -> str:
         if not self.durations_s:
@@ -136,16 +140,16 @@ def gpu_seconds(job: Job) -> float | None:
     return math.fsum((run.end_s - run.start_s) * run.gpus for run in runs) if runs else None
 
 
-def cluster_for(found: TraceDescription, load: float) -> int:
+def cluster_for(trace: TraceDescription, load: float) -> int:
     """GPUs that the trace fills to this load while its jobs arrive; its largest job fits them.
 
     :raises UsageError: the load is not above 0, or the trace states no GPU time or has no span.
     """
     if not 0 < load < math.inf:
         raise UsageError(f"--cluster-for {load:g}: expected a load above 0, as 0.8")
-    if not found.gpu_hours or not found.span_s:
+    if not trace.gpu_hours or not trace.span_s:
         raise UsageError("--cluster-for: the trace states no GPU time, or all jobs are submitted at once")
-    return max(found.sizes[-1][0], math.ceil(found.gpu_hours * _HOUR_S / (found.span_s * load)))
+    return max(trace.sizes[-1][0], math.ceil(trace.load_of(1) / load))
 
 
 def _quantiles(values: Iterable[float]) -> tuple[float, ...]:
@@ -153,12 +157,12 @@ def _quantiles(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(ordered[math.ceil(part * len(ordered)) - 1] for part in _QUANTILES) if ordered else ()
 
 
-def warning(found: TraceDescription) -> str | None:
+def warning(trace: TraceDescription) -> str | None:
     """One line where the trace brings more than the cluster can do; None: it does not."""
-    if found.load is None or found.load <= 1:
+    if trace.load is None or trace.load <= 1:
         return None
-    over = [str(day) for day, load in enumerate(found.load_by_day, 1) if load > 1]
-    what = f"{found.load:.3g} times what {in_gpus(found.gpus or 0)} can do arrives"
+    over = [str(day) for day, load in enumerate(trace.load_by_day, 1) if load > 1]
+    what = f"{trace.load:.3g} times what {in_gpus(trace.gpus or 0)} can do arrives"
     return (
         f"overload: {what}; days above 1: {', '.join(over[:_DAYS_NAMED])}{', …' * (len(over) > _DAYS_NAMED)}"
     )

@@ -52,6 +52,7 @@ from pliant.tools.replay.progress import Validation, validations
 from pliant.tools.replay.recorded import NODE_GPUS, inconsistencies, own_cluster
 from pliant.tools.schedule.assumptions import (
     Kind,
+    demands_unlimited,
     kinds_measured,
     levels_ignored,
     nothing_to_resize,
@@ -95,8 +96,8 @@ class Sources:
         cluster = own_cluster(jobs) if self.cluster is None else read_cluster(self.cluster)
         if self.shares is not None:
             cluster = cluster.model_copy(update={"shares": read_shares(self.shares)})
-        found = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
-        return replace(found, name=trace_name(self.jobs), is_own_cluster=self.cluster is None)
+        inputs_read = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
+        return replace(inputs_read, name=trace_name(self.jobs), is_own_cluster=self.cluster is None)
 
 
 @dataclass(frozen=True)
@@ -147,15 +148,15 @@ class Inputs:
                 stay += len(types) > 1 and job.gpus.types is None
             elif kind := recorded_type(job):
                 lacking[kind] += 1
-        found = []
+        texts = []
         if stay:
             jobs = "1 job stays" if stay == 1 else f"{stay:,} jobs stay"
-            found.append(f"{jobs} on the GPU type that the trace recorded, unless gpus.types says otherwise")
+            texts.append(f"{jobs} on the GPU type that the trace recorded, unless gpus.types says otherwise")
         if lacking:
             times = "as long as recorded" if len(types) == 1 else "as long as recorded on the mean of them"
             where = f"the cluster lacks the recorded GPU types {listed(sorted(lacking))}"
-            found.append(f"{where}: {counted(lacking.total(), 'job')} may run on any, and take {times}")
-        return [Assumption(kind="recording", text=text) for text in found]
+            texts.append(f"{where}: {counted(lacking.total(), 'job')} may run on any, and take {times}")
+        return [Assumption(kind="recording", text=text) for text in texts]
 
     @cached_property
     def profile_hash(self) -> str | None:
@@ -262,6 +263,7 @@ def assumed(
         *sharing_assumed(inputs.cluster, policy),
         *levels_ignored(inputs.cluster, policy.name, parameters),
         *weights_ignored(jobs_that(lambda job: job.weight != 1.0, inputs.jobs), policy),
+        *demands_unlimited(jobs_that(lambda job: job.resources.worker, inputs.jobs), inputs.cluster),
         *_own_cluster(inputs),
         *inputs.types_assumed,
         *nothing_to_resize(one_of_each(inputs.jobs), policy),

@@ -33,7 +33,7 @@ from pliant.schemas.file_io.parquet import (
     within_limits,
 )
 from pliant.schemas.file_io.record import schema_id
-from pliant.schemas.text import counted, in_gpus
+from pliant.schemas.text import counted, in_gpus, span_text
 from pliant.tools.replay.engine.log import BLOCK, COLUMNS, EventLog, detail_text
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.session import Session, why_left
@@ -81,13 +81,13 @@ class Summary:
 
     def lines(self) -> list[str]:
         """The outcome in words, with the unfinished jobs and why."""
-        parts = [f"{self.finished} of {counted(self.jobs, 'job')} finished"]
+        parts = [f"{self.finished:,} of {counted(self.jobs, 'job')} finished"]
         parts += [f"{self.rejected} rejected"] if self.rejected else []
         parts += [f"{self.cancelled} cancelled"] if self.cancelled else []
         spent = (
             "" if self.mean_decision_seconds is None else f", {1000 * self.mean_decision_seconds:.3g} ms each"
         )
-        parts += [f"ends at {round(self.end_s, 1):.10g} s", f"{counted(self.decisions, 'decision')}{spent}"]
+        parts += [f"ends after {span_text(self.end_s)}", f"{counted(self.decisions, 'decision')}{spent}"]
         parts += [counted(self.moves, "move")] if self.moves else []
         listed = [f"{self.policy}: {', '.join(parts)}"]
         left = [*in_words(self.rejections, "rejected"), *in_words(self.unfinished, "left")]
@@ -222,10 +222,10 @@ def summary_path(path: str) -> str:
 def read_summary(path: str) -> dict[str, Any]:
     """The fields of a summary; none if it is missing or damaged, for the event file is what counts."""
     try:
-        found = json.loads(Path(path).read_bytes())
+        summary = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def parquet_bytes(log: EventLog) -> bytes:
@@ -369,11 +369,11 @@ def _replaced(block: pa.RecordBatch, name: str, values: Mapping[int, Any]) -> pa
     import pyarrow as pa
 
     column = block.schema.get_field_index(name)
-    found = block.column(column).to_pylist()
+    changed = block.column(column).to_pylist()
     for row, value in values.items():
-        found[row] = value
+        changed[row] = value
     columns = block.columns
-    columns[column] = value_array(found, columns[column].type)
+    columns[column] = value_array(changed, columns[column].type)
     return pa.record_batch(columns, schema=block.schema)
 
 

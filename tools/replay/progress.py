@@ -125,9 +125,9 @@ class Validation:
     @cached_property
     def least_progress(self) -> tuple[float, ...]:
         """Progress at the end of each epoch, the least of all runs."""
-        found = tuple(min(run[epoch].progress for run in self._runs) for epoch in range(self.epochs))
-        self._refuse_standstill(found, "progress")
-        return found
+        least = tuple(min(run[epoch].progress for run in self._runs) for epoch in range(self.epochs))
+        self._refuse_standstill(least, "progress")
+        return least
 
     @cached_property
     def has_metric(self) -> bool:
@@ -185,10 +185,10 @@ class Validation:
         return (var + sqr) / (var / scale + sqr)
 
     def gains(self, batch: float) -> Sequence[float]:
-        found = self._gains.get(batch)
-        if found is None:
-            found = self._gains[batch] = [self.gain(batch, epoch) for epoch in range(self.epochs)]
-        return found
+        gains = self._gains.get(batch)
+        if gains is None:
+            gains = self._gains[batch] = [self.gain(batch, epoch) for epoch in range(self.epochs)]
+        return gains
 
     def noise_scale(self, batch: float, epoch: int) -> float:
         """Gradient noise scale φ in samples: variance over squared norm, for the smallest batch."""
@@ -333,10 +333,10 @@ class EpochProgress(ProgressModel):
     def _pieces_of(self, job: JobState, cut: BatchCut, samples_done: float) -> Pieces:
         goal = self._goal(job, cut.batch, samples_done)
         key = (job.spec.convergence, job.spec.model, cut.batch, cut.step_seconds, goal, job.work_samples)
-        found = self._pieces.get(key)
-        if found is None:
-            found = self._pieces[key] = self._make(job, cut, goal)
-        return found
+        pieces = self._pieces.get(key)
+        if pieces is None:
+            pieces = self._pieces[key] = self._make(job, cut, goal)
+        return pieces
 
     def _goal(self, job: JobState, batch: int, samples_done: float) -> float:
         """Epochs after which the job ends at that batch; not before the end of the present one."""

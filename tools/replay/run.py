@@ -189,7 +189,7 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
         model, oracle = simulator_model(compat, inputs, times, asked_s, stepwise=stepwise)
     else:
         model = _model(name, conditions, inputs, stepwise=stepwise, reports=reports)
-    found = replace(
+    setup = replace(
         _with_costs(run.simulated, compat, inputs),
         progress=run.simulated.progress if model is None else lambda: model,
         measured=moves_batches,
@@ -198,7 +198,7 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
     by_table = bool(inputs.tables) and any(
         job.convergence in inputs.tables for job in one_of_each(inputs.jobs)
     )
-    return PreparedReplay(throughput, found, asked_s, oracle, name or ("epochs" if by_table else "samples"))
+    return PreparedReplay(throughput, setup, asked_s, oracle, name or ("epochs" if by_table else "samples"))
 
 
 def _interval(stated_s: float | None, compat: Compat, policy: Policy) -> float | None:
@@ -458,8 +458,8 @@ class _OfForm(NamedTuple):
 
 def measured_sizes(rows: Iterable[ProfileRow]) -> Mapping[str, Collection[int]]:
     """GPU counts that a profile measured training at, by model."""
-    found: dict[str, set[int]] = {}
+    sizes: dict[str, set[int]] = {}
     for row in rows:
         if row.kind == "train":
-            found.setdefault(row.model, set()).add(row.gpus)
-    return found
+            sizes.setdefault(row.model, set()).add(row.gpus)
+    return sizes

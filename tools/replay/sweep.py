@@ -102,19 +102,19 @@ def _outcomes(tasks: Sequence[SweepTask], folder: Path, workers: int) -> Iterato
 
 def _worth_sharing(tasks: Sequence[SweepTask], workers: int) -> dict[Sources, Inputs]:
     """Inputs that each worker would read, up to some size; their faults are for the tasks to tell."""
-    found: dict[Sources, Inputs] = {}
+    inputs_by_source: dict[Sources, Inputs] = {}
     room = _SHARED_BYTES
     for sources, count in Counter(task.sources() for task in tasks).items() if can_fork() else ():
-        if count < workers or len(found) >= _MOST_SHARED:
+        if count < workers or len(inputs_by_source) >= _MOST_SHARED:
             continue
         with suppress(PliantError, OSError, MemoryError):
             if Path(sources.jobs).stat().st_size <= _SHARED_FILE_BYTES:
                 inputs = sources.read()
                 taken = inputs.jobs.memory_bytes if isinstance(inputs.jobs, JobTable) else 0
                 if taken <= room:
-                    found[sources] = inputs
+                    inputs_by_source[sources] = inputs
                     room -= taken
-    return found
+    return inputs_by_source
 
 
 def _attempt(task: SweepTask, folder: Path) -> Failure | None:

@@ -130,9 +130,9 @@ def read_sweep(path: str) -> SweepRecipe:
         recipe = SweepRecipe.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         raise BadInputError(problems_of(error, source)) from error
-    found = _beside(recipe, Path(path).resolve().parent)
-    _check_policies(found, source)
-    return found
+    resolved = _beside(recipe, Path(path).resolve().parent)
+    _check_policies(resolved, source)
+    return resolved
 
 
 def _check_policies(recipe: SweepRecipe, source: str) -> None:
@@ -223,12 +223,12 @@ def made_from(task: Mapping[str, Any], digests: Digests | None = None) -> dict[s
     named = files_among(policy_class(fields["policy"]), fields["parameters"])
     files |= {name: fields["parameters"][name] for name in named}
     fields["parameters"] = {name: value for name, value in fields["parameters"].items() if name not in named}
-    found = {name: digests.file(path) for name, path in files.items() if path is not None}
+    digest_by_name = {name: digests.file(path) for name, path in files.items() if path is not None}
     code = digests.policy(fields["policy"])
     if code:
-        found["policy"] = code
+        digest_by_name["policy"] = code
     settings = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-    return {**found, "settings": settings, "pliant": pliant_digest()}
+    return {**digest_by_name, "settings": settings, "pliant": pliant_digest()}
 
 
 def file_digest(path: str) -> str:
@@ -295,14 +295,14 @@ def _files(module: ModuleType) -> Iterator[Path]:
 
 def _with_siblings(module: Path) -> set[Path]:
     """A module, and the modules in its folder that it imports, directly or not."""
-    found: set[Path] = set()
+    modules: set[Path] = set()
     waiting = {module}
     while waiting:
         path = waiting.pop()
-        found.add(path)
+        modules.add(path)
         beside = {path.with_name(f"{name}.py") for name in _imported(path)}
-        waiting |= {other for other in beside - found if other.is_file()}
-    return found
+        waiting |= {other for other in beside - modules if other.is_file()}
+    return modules
 
 
 def _imported(path: Path) -> Iterator[str]:

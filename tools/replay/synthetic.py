@@ -115,8 +115,8 @@ def _work(model: Model, gpu_seconds: float, rng: np.random.Generator) -> EpochWo
 
 
 def _model(models: Sequence[Model], outline: Outline, kind: float) -> Model:
-    found = class_of(outline.gpu_seconds)
-    fitting = [model for model in models if not model.classes or found in model.classes]
+    size_class = class_of(outline.gpu_seconds)
+    fitting = [model for model in models if not model.classes or size_class in model.classes]
     return fitting[_picks([kind], [model.weight for model in fitting])[0]]
 
 
@@ -147,8 +147,8 @@ def _picks(draws: Iterable[float], weights: Sequence[float]) -> list[int]:
     import numpy as np
 
     shares = np.cumsum(np.array(weights) / sum(weights))
-    found = np.searchsorted(shares / shares[-1], np.fromiter(draws, float), side="right")
-    return [int(index) for index in found]
+    places = np.searchsorted(shares / shares[-1], np.fromiter(draws, float), side="right")
+    return [int(index) for index in places]
 
 
 def arrival_times_s(recipe: Recipe, rng: np.random.Generator) -> Floats:
@@ -191,8 +191,10 @@ def _when(arrivals: Floats, pieces: list[tuple[float, float]]) -> Floats:
 
     hours, expected = _cycle(pieces)
     cycles = np.floor(arrivals / expected[-1])
-    found: Floats = cycles * hours[-1] + np.interp(arrivals - cycles * expected[-1], expected, hours)
-    return found * _HOUR_S
+    hour_of_arrivals: Floats = cycles * hours[-1] + np.interp(
+        arrivals - cycles * expected[-1], expected, hours
+    )
+    return hour_of_arrivals * _HOUR_S
 
 
 def _arrivals_until(hours: float, pieces: list[tuple[float, float]]) -> float:

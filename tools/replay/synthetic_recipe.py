@@ -349,15 +349,15 @@ def parse_table(data: bytes, source: str) -> dict[str, Any]:
     if data.lstrip().startswith(b"{"):
         return dict(parse_json(data, source))
     try:
-        found = tomllib.loads(data.decode())
+        table = tomllib.loads(data.decode())
     except RecursionError:
         raise BadInputError.one(source, "is not readable TOML: nested too deeply") from None
     except ValueError as error:
         raise _not_toml(error, source) from error
-    problems = [Problem(source, None, as_pointer(path), text) for path, text in _strange(found)]
+    problems = [Problem(source, None, as_pointer(path), text) for path, text in _strange(table)]
     if problems:
         raise BadInputError(problems)
-    return found
+    return table
 
 
 def _not_toml(error: ValueError, source: str) -> BadInputError:

@@ -249,9 +249,9 @@ class _Fold:
 
     def _last(self, holds: Booleans) -> Integers:
         """At each change the last one of the same job, itself included, of which this holds; else -1."""
-        found = np.maximum.accumulate(np.where(holds, self.places, -1))
-        found[found < self.begin] = -1
-        return found
+        places = np.maximum.accumulate(np.where(holds, self.places, -1))
+        places[places < self.begin] = -1
+        return places
 
     def _latest(self, said: Booleans, values: NDArray[Any], otherwise: int = UNSTATED) -> NDArray[Any]:
         """The value of the last change that says it."""
@@ -260,10 +260,10 @@ class _Fold:
 
     def _before(self, values: NDArray[Any], otherwise: int) -> NDArray[Any]:
         """What was so after the change before, of the same job."""
-        found = np.empty_like(values)
-        found[1:] = values[:-1]
-        found[self.is_first] = otherwise
-        return found
+        before = np.empty_like(values)
+        before[1:] = values[:-1]
+        before[self.is_first] = otherwise
+        return before
 
     def _gpus(self) -> NDArray[Any]:
         """A start that does not say its GPUs leaves as many as before; an end or a preemption leaves none."""
@@ -279,28 +279,28 @@ class _Fold:
         before = self._before(self.gpus, 0)
         started = self._before(self._last(self.gpus > 0) >= 0, 0)
         changes = (self.holds | self.requeues) & (started | (self.gpus > 0))
-        found = (
+        steps: Booleans = (
             changes | (self.ends & (before > 0)) | (_STARTS[self.changes.event] & (self.changes.gpus == 0))
         )
         keeps = self.changes.event == KEEP_ON
         if keeps.any():
             changed = self.holds | self.requeues | self.ends | keeps
             shared = self._before(self._latest(changed, self.changes.shared, 0), 0)
-            found |= keeps & (before > 0) & (shared != self.changes.shared)
-        return found
+            steps |= keeps & (before > 0) & (shared != self.changes.shared)
+        return steps
 
     def _moves(self) -> Booleans:
         """Those with the same batch; others count as changes of the batch."""
         stated, before = self.changes.global_batch, self._before(self.batch, UNSTATED)
         same_batch = (stated == UNSTATED) | (stated == before) | (before == UNSTATED)
-        found: Booleans = _MOVE[self.changes.event] & same_batch
-        return found
+        moves: Booleans = _MOVE[self.changes.event] & same_batch
+        return moves
 
     def _names(self, at: Integers) -> NDArray[np.uint8]:
         """Of the events that made the steps."""
         named = self._latest(self.makes_step & (self.changes.event != KEEP_ON), self.changes.event)
-        found: NDArray[np.uint8] = named[at].astype(np.uint8)
-        return found
+        names: NDArray[np.uint8] = named[at].astype(np.uint8)
+        return names
 
     def _never_backwards(self, at: Integers) -> Floats:
         """Times of steps. Clocks of machines may disagree a little; events of a job never run backwards."""
@@ -314,8 +314,8 @@ class _Fold:
         ranked = np.sort(time_s)
         ranks = np.searchsorted(ranked, time_s)  # exact, where an offset for each job would round
         rows = job.astype(np.int64) * len(at)
-        found: Floats = ranked[np.maximum.accumulate(rows + ranks) - rows]
-        return found
+        latest: Floats = ranked[np.maximum.accumulate(rows + ranks) - rows]
+        return latest
 
     def _overheads_s(self, steps: int) -> tuple[Floats, Floats]:
         """Of each step: without training, and for checkpoints. In a live run the overhead of a change is
@@ -335,9 +335,9 @@ class _Fold:
         jobs, job, event = len(self.submit_s), self.changes.job, self.changes.event
         outcome, end_s = np.zeros(jobs, np.uint8), np.full(jobs, np.nan)
         last_end, last_hold = np.full(jobs, -1), np.full(jobs, -1)
-        for found, chosen in ((last_end, self.ends | self.requeues), (last_hold, self.holds)):
+        for last_place, chosen in ((last_end, self.ends | self.requeues), (last_hold, self.holds)):
             places = np.flatnonzero(chosen)
-            found[job[places]] = places
+            last_place[job[places]] = places
         again = (event[last_end] == _FAIL) & (last_hold > last_end) if len(event) else np.zeros(jobs, bool)
         over = np.flatnonzero((last_end >= 0) & ~again)
         over = over[self.ends[last_end[over]]]

@@ -51,12 +51,12 @@ def compare_runs(measured: RunRecord, simulated: RunRecord) -> tuple[ComparedJob
     :raises UsageError: the runs have no job in common.
     """
     twins = {job.id: job for job in simulated.jobs}
-    found = tuple(
+    comparisons = tuple(
         _compare(job, twins[job.id], measured.last_event_s) for job in measured.jobs if job.id in twins
     )
-    if not found:
+    if not comparisons:
         raise UsageError(f"{measured.source} and {simulated.source} have no job in common")
-    return found
+    return comparisons
 
 
 def mean_ratio(rows: tuple[ComparedJob, ...]) -> float | None:

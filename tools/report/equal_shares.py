@@ -122,12 +122,12 @@ class _Groups:
 
     def speeds(self, share: float) -> Any:
         """Samples per second of every group when each job holds ``share`` GPUs."""
-        found = self._by_share.get(share)
-        if found is None:
+        speeds = self._by_share.get(share)
+        if speeds is None:
             if len(self._by_share) * len(self._clock) > _CACHED_RATES:
                 self._by_share.clear()
-            found = self._by_share[share] = self._curves.at(share)
-        return found
+            speeds = self._by_share[share] = self._curves.at(share)
+        return speeds
 
 
 class _FewGroups(_Groups):
@@ -146,10 +146,10 @@ class _FewGroups(_Groups):
         self._clock = [now + speed * seconds for now, speed in zip(self._clock, speeds, strict=True)]
 
     def speeds(self, share: float) -> Any:
-        found = self._by_share.get(share)
-        if found is None:
-            found = self._by_share[share] = super().speeds(share).tolist()
-        return found
+        speeds = self._by_share.get(share)
+        if speeds is None:
+            speeds = self._by_share[share] = super().speeds(share).tolist()
+        return speeds
 
 
 class _Curves:
@@ -171,8 +171,8 @@ class _Curves:
     def at(self, share: float) -> NDArray[np.float64]:
         segment = (self._sizes <= share).sum(axis=1) + self._before
         part = (share - self._sizes.take(segment)) / self._lengths.take(segment)
-        found: NDArray[np.float64] = self._rates.take(segment) + part * self._rises.take(segment)
-        return found
+        speeds: NDArray[np.float64] = self._rates.take(segment) + part * self._rises.take(segment)
+        return speeds
 
 
 def gps_jobs(jobs: ReferenceJobs) -> ReferenceJobs:
@@ -229,14 +229,14 @@ def dealt_jobs(run: RunRecord, terms: EqualDeals) -> list[DealtJob]:
     came_s, cluster = came_in_s(run), run.info.cluster
     node_gpus = max(most_on_a_node(cluster.expanded()).values(), default=0)
     shown = not (run.info.simulated and run.info.demand == "predicted")
-    found = []
+    jobs = []
     for record in run.jobs:
         if record.id not in came_s:
             continue
         job, stops = record.job, record.outcome in _STOPPED
         alone_s = _alone_s(record) if shown else 0.0
         work = record.samples if record.outcome != "finished" else record.samples or record.samples_done
-        found.append(
+        jobs.append(
             DealtJob(
                 record.id,
                 came_s[record.id] + terms.grace_of(alone_s),
@@ -248,7 +248,7 @@ def dealt_jobs(run: RunRecord, terms: EqualDeals) -> list[DealtJob]:
                 record.end_s if stops and record.end_s is not None else inf,
             )
         )
-    return found
+    return jobs
 
 
 def _alone_s(record: JobRecord) -> float:
@@ -535,26 +535,26 @@ def kept_from_promise(run: RunRecord, terms: EqualDeals) -> str | None:
 
 
 def _reasons(run: RunRecord, terms: EqualDeals) -> Collection[str]:
-    info, found = run.info, []
+    info, reasons = run.info, []
     if len({node.gpu_type for node in info.cluster.nodes if node.gpus}) > 1:
-        found.append("GPU types differ")
+        reasons.append("GPU types differ")
     if info.cluster.shares is not None:
-        found.append("teams share the cluster")
+        reasons.append("teams share the cluster")
     if info.cluster.min_run_seconds or info.cluster.cooldown_seconds:
-        found.append("the cluster keeps jobs where they are for a time")
+        reasons.append("the cluster keeps jobs where they are for a time")
     if run.jobs.any_form(lambda job: job.resources.ps):
-        found.append("jobs have parameter servers")
+        reasons.append("jobs have parameter servers")
     if run.jobs.any_form(lambda job: job.batch.regimes):
-        found.append("jobs change their batches by themselves")
+        reasons.append("jobs change their batches by themselves")
     costs = (info.start_cost_s, info.rescale_cost_s, info.resume_cost_s)
     cost_s = max((_largest(cost) for cost in costs if cost is not None), default=0.0)
     needed_s = cost_s + (info.interval_s or 0.0)
     if needed_s > terms.lost_s * (1 + _ROUNDING):
-        found.append(f"a change and the wait for it take {needed_s:g} s, and lost_s is {terms.lost_s:g}")
+        reasons.append(f"a change and the wait for it take {needed_s:g} s, and lost_s is {terms.lost_s:g}")
     charged_s = max((cost for cost in costs if isinstance(cost, int | float)), default=0.0)
     if terms.rescale_s is not None and charged_s > terms.rescale_s * (1 + _ROUNDING):
-        found.append(f"a change takes {charged_s:g} s, and rescale_s is {terms.rescale_s:g}")
-    return found
+        reasons.append(f"a change takes {charged_s:g} s, and rescale_s is {terms.rescale_s:g}")
+    return reasons
 
 
 def _largest(cost: Mapping[str, float] | float) -> float:

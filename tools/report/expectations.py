@@ -77,17 +77,17 @@ class Expectation:
             high = min(high, nextafter(1, 0))
         return cls(value, _finite(low), _finite(high))
 
-    def holds(self, found: float | None) -> bool:
+    def holds(self, value: float | None) -> bool:
         """Whether a figure is in the range. A figure that does not apply (None) is not."""
-        above = self.low is None or (found is not None and found >= self.low)
-        below = self.high is None or (found is not None and found <= self.high)
-        return found is not None and above and below
+        above = self.low is None or (value is not None and value >= self.low)
+        below = self.high is None or (value is not None and value <= self.high)
+        return value is not None and above and below
 
-    def deviation(self, found: float | None) -> float | None:
+    def deviation(self, value: float | None) -> float | None:
         """(found − value) / |value|. Returns None if one is missing, or the result is not finite."""
-        if found is None or not self.value:
+        if value is None or not self.value:
             return None
-        return _finite((found - self.value) / abs(self.value))
+        return _finite((value - self.value) / abs(self.value))
 
 
 def _finite(number: float) -> float | None:
@@ -120,9 +120,9 @@ def _meant(name: str, known: Collection[str]) -> str:
     plain = name.strip().lower()
     titles = [figure.name for figure in FIGURES if figure.title.lower() == plain and figure.name in known]
     alike = similar(plain, [each for each in known if each != "seed"], 1)
-    found = titles or alike or [each for each in known if len(plain) > 2 and plain in each][:3]
-    words = " or ".join(f'"{each}"' for each in found)
-    return f"; did you mean {words}?" if found else "; docs/schemas.md lists them (ReportedRun)"
+    candidates = titles or alike or [each for each in known if len(plain) > 2 and plain in each][:3]
+    words = " or ".join(f'"{each}"' for each in candidates)
+    return f"; did you mean {words}?" if candidates else "; docs/schemas.md lists them (ReportedRun)"
 
 
 class Expected(ExpectedFigure):
@@ -186,12 +186,12 @@ def other_traces(report: Report, expectations: Expectations | None, path: str | 
     """A warning for each trace of the report that the expected figures, of this file, are not of."""
     if expectations is None or not expectations.traces:
         return []
-    found = {run.run.info.trace_hash: run.run.info.trace or "" for run in report.runs}
+    traces = {run.run.info.trace_hash: run.run.info.trace or "" for run in report.runs}
     known = ", ".join(each[:12] for each in expectations.traces)
     return [
         f"{path} expects figures of trace {known}; these are of trace {f'{name} {each[:12]}'.strip()}, "
         "and figures of other jobs do not compare"
-        for each, name in found.items()
+        for each, name in traces.items()
         if each not in expectations.traces
     ]
 
@@ -258,8 +258,8 @@ def outcome(checked: CheckedFigure) -> str:
     if improved:
         direction += f", to accept it give {'min' if wanted == 'higher' else 'max'} alone"
     shown = [_text(checked.found), _text(limit)]
-    found, bound = shown if shown[0] != shown[1] else (repr(checked.found), repr(limit))
-    return f"{name} is {found}, {side} {bound}" + (f" ({direction})" if direction else "")
+    value, bound = shown if shown[0] != shown[1] else (repr(checked.found), repr(limit))
+    return f"{name} is {value}, {side} {bound}" + (f" ({direction})" if direction else "")
 
 
 def expectations_of(report: Report) -> Expectations:
@@ -288,19 +288,21 @@ def _origin(run: RunReport) -> str:
 def _expected(run: RunReport, baseline: RunReport | None) -> Iterator[Expected]:
     slack = SLACK_OF_REPLAYS if run.metrics.simulated else SLACK_OF_LIVE_RUNS
     for name in WRITTEN:
-        if found := getattr(run.metrics, name):
-            yield _limited(run.label, name, found, 0 if isinstance(found, int) else slack)
+        if value := getattr(run.metrics, name):
+            yield _limited(run.label, name, value, 0 if isinstance(value, int) else slack)
     if baseline is not None and baseline is not run:
         ratio = ratio_to(run.metrics, baseline.metrics, RELATIVE)
         if ratio:
             yield _limited(run.label, RELATIVE, ratio, slack, over=baseline.label)
 
 
-def _limited(run: str, metric: str, found: float, slack: float, over: str | None = None) -> Expected:
+def _limited(run: str, metric: str, measured: float, slack: float, over: str | None = None) -> Expected:
     """A figure that may be worse by a share of it, ``slack``."""
     worse = 1 if better(metric) == "lower" else -1
-    limit = _outwards(found + worse * slack * abs(found), upwards=worse > 0) if slack else float(found)
-    value = float(f"{found:.6g}") if slack else float(found)
+    limit = (
+        _outwards(measured + worse * slack * abs(measured), upwards=worse > 0) if slack else float(measured)
+    )
+    value = float(f"{measured:.6g}") if slack else float(measured)
     most, least = (limit, None) if worse > 0 else (None, limit)
     return Expected(policy=run, over=over, metric=metric, value=value, max=most, min=least)
 
@@ -359,7 +361,7 @@ def _without_source(cells: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _checked(report: Report, expected: Expected) -> CheckedFigure:
-    found, accepted = _found(report, expected), expected.expectation
+    value, accepted = _found(report, expected), expected.expectation
     return CheckedFigure(
         policy=expected.policy,
         over=expected.over,
@@ -367,9 +369,9 @@ def _checked(report: Report, expected: Expected) -> CheckedFigure:
         value=expected.value,
         low=accepted.low,
         high=accepted.high,
-        found=found,
-        deviation=accepted.deviation(found),
-        holds=accepted.holds(found),
+        found=value,
+        deviation=accepted.deviation(value),
+        holds=accepted.holds(value),
         source=expected.source,
     )
 

@@ -152,10 +152,10 @@ class Group:
     @property
     def units(self) -> dict[object, list[RunReport]]:
         """The runs by what counts as one value."""
-        found: dict[object, list[RunReport]] = defaultdict(list)
+        runs_by_unit: dict[object, list[RunReport]] = defaultdict(list)
         for each in self.runs:
-            found[self._unit(each)].append(each)
-        return found
+            runs_by_unit[self._unit(each)].append(each)
+        return runs_by_unit
 
     def _unit(self, each: RunReport) -> object:
         return each.run.info.trace_hash if self.by_trace else each.run.info.seed
@@ -169,8 +169,8 @@ class Group:
         return estimate([fmean(values) for values in known if values])
 
     def value(self, name: str) -> float | None:
-        found = self.estimate(name)
-        return None if found is None else found.mean
+        estimate = self.estimate(name)
+        return None if estimate is None else estimate.mean
 
     def units_text(self) -> str:
         """``5 seeds``, ``3 traces``; nothing for a single run."""
@@ -192,10 +192,10 @@ def groups(report: Report, *, each_run: bool = False) -> tuple[Group, ...]:
 
     :param each_run: one column a run.
     """
-    found = _single(report.runs) if each_run else _grouped(report.runs)
+    unsorted = _single(report.runs) if each_run else _grouped(report.runs)
     base, policy = report.baseline, report.base_policy
     return tuple(
-        sorted(found, key=lambda group: base not in group.runs and policy != group.runs[0].run.info.policy)
+        sorted(unsorted, key=lambda group: base not in group.runs and policy != group.runs[0].run.info.policy)
     )
 
 
@@ -273,8 +273,8 @@ def jct_difference(group: Group, base: Group) -> Difference | None:
     finished in both, or the groups have no trace in common.
     """
     if len(group.runs) < len(base.runs):
-        found = jct_difference(base, group)
-        return None if found is None else found.reversed()
+        opposite = jct_difference(base, group)
+        return None if opposite is None else opposite.reversed()
     of_base: dict[str, list[RunReport]] = defaultdict(list)
     for each in base.runs:
         of_base[each.run.info.trace_hash].append(each)

@@ -116,16 +116,16 @@ def _demand_gpu_s(jobs: Jobs, at: Integers, samples: Floats) -> Floats:
         return rate_at(curve if rigid else usable_curve(curve, size), size)
 
     stated, all_samples = _some(jobs.demand_gpu_s, at), _some(jobs.samples, at)
-    found = stated * samples / all_samples
-    unknown = np.isnan(found)
+    demands = stated * samples / all_samples
+    unknown = np.isnan(demands)
     if unknown.any():
         speeds = [
             speed(jobs.curves[curve], size, rigid=bool(rigid))
             for curve, (size, rigid) in ((curve, divmod(key, 2)) for curve, key in pairs)
         ]
         by_curve = requested * samples / np.array(speeds)[place]
-        found = np.where(unknown, by_curve, found)
-    return found
+        demands = np.where(unknown, by_curve, demands)
+    return demands
 
 
 def _work(jobs: Jobs) -> Floats:
@@ -143,30 +143,30 @@ def usable_curve(curve: Curve, max_gpus: int) -> tuple[Point, ...]:
     points: list[Point] = [(size, rate) for size, rate in curve if size <= max_gpus]
     if not points or points[-1][0] < max_gpus:
         points.append((max_gpus, rate_at(curve, max_gpus)))
-    found = points[:1]
+    corners = points[:1]
     for (left, left_rate), (size, rate) in pairwise(points):
-        best = found[-1][1]
+        best = corners[-1][1]
         if rate > best:
-            if left > found[-1][0]:  # out of a dip: where the curve comes back to its best
-                found.append((left + (size - left) * (best - left_rate) / (rate - left_rate), best))
-            found.append((size, rate))
-    return tuple(found)
+            if left > corners[-1][0]:  # out of a dip: where the curve comes back to its best
+                corners.append((left + (size - left) * (best - left_rate) / (rate - left_rate), best))
+            corners.append((size, rate))
+    return tuple(corners)
 
 
 def at_most_linear(curve: tuple[Point, ...], per_gpu: float) -> tuple[Point, ...]:
     """The smaller of a usable curve and ``per_gpu`` times the GPUs, at every number of GPUs."""
-    found: list[Point] = []
+    corners: list[Point] = []
     left, left_rate = 0.0, 0.0
     for size, rate in (*curve, (inf, curve[-1][1])):
         above, then = left_rate - per_gpu * left, rate - per_gpu * size
         if above * then < 0:  # they cross; beyond the last size the curve is flat
             part = 0.0 if size == inf else above / (above - then)
             crossing = rate / per_gpu if size == inf else left + part * (size - left)
-            found.append((crossing, per_gpu * crossing))
+            corners.append((crossing, per_gpu * crossing))
         if size < inf:
-            found.append((size, min(rate, per_gpu * size)))
+            corners.append((size, min(rate, per_gpu * size)))
         left, left_rate = size, rate
-    return tuple(found)
+    return tuple(corners)
 
 
 def rate_at(curve: tuple[Point, ...] | Curve, gpus: float) -> float:
@@ -269,8 +269,8 @@ class _Shares:
         """Cluster GPUs over the mean number of jobs that were active while each of some jobs was."""
         start_s, end_s = self._submit_s[rows], self._end_s[rows]
         before, until = (self._area[np.searchsorted(self._times_s, each)] for each in (start_s, end_s))
-        found: Floats = self._gpus * (end_s - start_s) / (until - before)
-        return found
+        gpus: Floats = self._gpus * (end_s - start_s) / (until - before)
+        return gpus
 
 
 def _best_rate(curve: tuple[Point, ...], gpus: int) -> float:

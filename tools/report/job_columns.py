@@ -236,8 +236,8 @@ class Jobs(Sequence[JobRecord]):
 
     def texts(self, of: Callable[[Job], str]) -> list[str]:
         """A text of each job, which depends on its form."""
-        found = self.by_form(of)
-        return [found[form] or "" for form in self.form.tolist()]
+        texts_by_form = self.by_form(of)
+        return [texts_by_form[form] or "" for form in self.form.tolist()]
 
     def label_texts(self, of: Callable[[Job], str]) -> list[str]:
         """A text of each job, which may depend on its labels, too."""
@@ -246,8 +246,8 @@ class Jobs(Sequence[JobRecord]):
         return self.texts(of)
 
     def have_outcome(self, outcome: Outcome) -> Booleans:
-        found: Booleans = self.outcome == OUTCOMES.index(outcome)
-        return found
+        have_it: Booleans = self.outcome == OUTCOMES.index(outcome)
+        return have_it
 
     def ended(self, outcome: Outcome) -> int:
         """How many jobs ended so."""
@@ -267,10 +267,10 @@ class Jobs(Sequence[JobRecord]):
     @property
     def first_start_s(self) -> Floats:
         """NaN if it never started. The first step of a job is its start."""
-        found = np.full(len(self), np.nan)
+        starts_s = np.full(len(self), np.nan)
         there = self.begins[:-1] < self.begins[1:]
-        found[there] = self.steps.time_s[self.begins[:-1][there]]
-        return found
+        starts_s[there] = self.steps.time_s[self.begins[:-1][there]]
+        return starts_s
 
     @cached_property
     def target_s(self) -> Floats:
@@ -369,14 +369,14 @@ def _known(value: float) -> float | None:
 
 def known(values: Floats) -> list[float]:
     """Those that are there."""
-    found: list[float] = values[~np.isnan(values)].tolist()
-    return found
+    numbers: list[float] = values[~np.isnan(values)].tolist()
+    return numbers
 
 
 def largest(values: Floats) -> float | None:
     """Returns None if none is there."""
-    found = np.fmax.reduce(values, initial=-np.inf)
-    return None if found == -np.inf else float(found)
+    highest = np.fmax.reduce(values, initial=-np.inf)
+    return None if highest == -np.inf else float(highest)
 
 
 def mean_known(values: NDArray[Any]) -> float | None:
@@ -409,9 +409,9 @@ _WHOLE: Final = (np.int8, np.int16, np.int32, np.int64)
 
 def differ_from_last(values: NDArray[Any]) -> Booleans:
     """Whether each is another than the one before; the first is."""
-    found = np.ones(len(values), bool)
-    found[1:] = values[1:] != values[:-1]
-    return found
+    differs = np.ones(len(values), bool)
+    differs[1:] = values[1:] != values[:-1]
+    return differs
 
 
 def ascending(numbers: Floats) -> Floats:
@@ -422,17 +422,17 @@ def ascending(numbers: Floats) -> Floats:
 
 def reached(ranked: Floats, values: Floats) -> NDArray[np.int32]:
     """How many of the ranked numbers each value reaches; some at a time, as places take twice the memory."""
-    found = np.empty(len(values), np.int32)
+    counts = np.empty(len(values), np.int32)
     for first in range(0, len(values), BLOCK):
         among = slice(first, first + BLOCK)
-        found[among] = np.searchsorted(ranked, values[among], side="right")
-    return found
+        counts[among] = np.searchsorted(ranked, values[among], side="right")
+    return counts
 
 
 def totals(place: Integers, amounts: Floats, places: int) -> Floats:
     """The sum of the amounts of each place, from the first to the last."""
-    found: Floats = np.bincount(place, amounts, places).astype(np.float64, copy=False)
-    return found
+    sums: Floats = np.bincount(place, amounts, places).astype(np.float64, copy=False)
+    return sums
 
 
 def distinct(numbers: NDArray[N]) -> tuple[NDArray[N], Integers]:

@@ -218,9 +218,9 @@ class _Account:
 def _speed(job: JobRecord, until_s: float, *, tells: bool) -> tuple[float | None, str]:
     if job.is_measured:
         return None, NO_PROFILE
-    found = relative_speed(job, until_s) if tells or job.outcome == "finished" else None
-    if found:
-        return found, ""
+    speed = relative_speed(job, until_s) if tells or job.outcome == "finished" else None
+    if speed:
+        return speed, ""
     waits = tells or job.job.changes_in_place
     return None, "it has not trained yet" if waits else "its script has reported no steps"
 

@@ -47,7 +47,7 @@ class ProgressReports:
         self._goes_on.append(goes_on)
 
     def of_steps(
-        self, changes: AllocationChanges, order: Integers, found: Allocations
+        self, changes: AllocationChanges, order: Integers, held: Allocations
     ) -> dict[int, tuple[ReportedProgress, ReportedProgress]]:
         """The first and the last report on the GPUs of each step, by step.
 
@@ -67,12 +67,12 @@ class ProgressReports:
             changes.time_s.tolist(),
             changes.event.tolist(),
             changes.overhead_s.tolist(),
-            found.step_before.tolist(),
+            held.step_before.tolist(),
             optional(np.concatenate(self._samples_done)[order]),
             np.concatenate(self._goes_on)[order].tolist(),
             strict=True,
         ):
-            if event in _REPORTS and step >= 0 and found.steps.gpus[step]:
+            if event in _REPORTS and step >= 0 and held.steps.gpus[step]:
                 if event == _CHECKPOINT:
                     stood_s[step] += overhead_s
                 done = known.get(job, 0.0) if samples is None else samples
@@ -133,7 +133,7 @@ def _kind(job: JobRecord) -> object:
 
 
 def _speeds(steps: Iterable[AllocationStep]) -> Speeds:
-    found: dict[int, tuple[float, float]] = {}
+    work_by_size: dict[int, tuple[float, float]] = {}
     for step in steps:
         if step.first is None or step.last is None or step.shared:
             continue
@@ -143,17 +143,17 @@ def _speeds(steps: Iterable[AllocationStep]) -> Speeds:
             step.last.time_s - step.first.time_s - stood_s,
         )
         if samples > 0 and seconds > 0:
-            before = found.get(step.gpus, (0.0, 0.0))
-            found[step.gpus] = before[0] + samples, before[1] + seconds
-    return found
+            before = work_by_size.get(step.gpus, (0.0, 0.0))
+            work_by_size[step.gpus] = before[0] + samples, before[1] + seconds
+    return work_by_size
 
 
 def _pooled(each: Iterable[Speeds]) -> Speeds:
-    found: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    work_by_size: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for speeds in each:
         for gpus, (samples, seconds) in speeds.items():
-            found[gpus] = found[gpus][0] + samples, found[gpus][1] + seconds
-    return found
+            work_by_size[gpus] = work_by_size[gpus][0] + samples, work_by_size[gpus][1] + seconds
+    return work_by_size
 
 
 def _curve(speeds: Speeds) -> Curve:

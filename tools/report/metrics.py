@@ -127,8 +127,8 @@ def completed_at(run: RunRecord, times_s: Iterable[float]) -> tuple[tuple[float,
 
 
 def completions(run: RunRecord) -> list[float]:
-    found: list[float] = np.sort(run.jobs.end_s[run.jobs.have_outcome("finished")]).tolist()
-    return found
+    ends_s: list[float] = np.sort(run.jobs.end_s[run.jobs.have_outcome("finished")]).tolist()
+    return ends_s
 
 
 def _times(run: RunRecord) -> dict[str, float | None]:
@@ -207,8 +207,8 @@ def know_one_gpu(jobs: Jobs) -> Booleans:
 
 
 def _lower_bounds(run: RunRecord) -> dict[str, float | None]:
-    found = lower_bounds(run)
-    return {} if found is None else {**asdict(found), "bound_jct_s": found.bound_jct_s}
+    bounds = lower_bounds(run)
+    return {} if bounds is None else {**asdict(bounds), "bound_jct_s": bounds.bound_jct_s}
 
 
 def _mean_decision_ms(run: RunRecord) -> float | None:
@@ -485,13 +485,13 @@ def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
     several = {team: sum(1 for name, user in rows if name == team and user) for team, _ in rows}
     deficit, borrowed = _integrals(run)
     gpu_s, jct_s = jobs.gpu_seconds(run.last_event_s), jobs.jct_s
-    found = []
+    standings = []
     for team, user in sorted(rows):
         if user and several[team] < 2:
             continue
         own = rows[team, user]
         times = known(jct_s[own])
-        found.append(
+        standings.append(
             TeamFigures(
                 team=team,
                 user=user,
@@ -504,7 +504,7 @@ def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
                 borrowed_gpu_hours=borrowed.get((team, user)),
             )
         )
-    return tuple(found)
+    return tuple(standings)
 
 
 def _integrals(run: RunRecord) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
@@ -532,18 +532,20 @@ def team_spans(run: RunRecord) -> Iterator[tuple[float, Sequence[TeamStanding]]]
 def team_gpus_over_time(run: RunRecord) -> dict[str, tuple[list[float], list[int], list[int]]]:
     """By team: times, GPUs held and GPUs entitled to from then on."""
     names = sorted({each.team for _, standings in run.teams for each in standings})
-    found: dict[str, tuple[list[float], list[int], list[int]]] = {name: ([0.0], [0], [0]) for name in names}
+    gpus_by_team: dict[str, tuple[list[float], list[int], list[int]]] = {
+        name: ([0.0], [0], [0]) for name in names
+    }
     for time_s, standings in run.teams:
-        for name, (times, held, entitled) in found.items():
+        for name, (times, held, entitled) in gpus_by_team.items():
             own = [each for each in standings if each.team == name]
             times.append(time_s)
             held.append(sum(each.held for each in own))
             entitled.append(sum(each.entitled for each in own))
-    for times, held, entitled in found.values():
+    for times, held, entitled in gpus_by_team.values():
         times.append(run.last_event_s)
         held.append(held[-1])
         entitled.append(entitled[-1])
-    return found
+    return gpus_by_team
 
 
 OFF: Final = 0.1
@@ -611,7 +613,7 @@ def _row(key: _Key, measured_s: list[float], predicted_s: list[float], node_gpus
         why = "shared"
     elif not predicted_s:
         why = "speed"
-    found, expected = median(measured_s), None if why else median(predicted_s)
+    measured, expected = median(measured_s), None if why else median(predicted_s)
     return StepTime(
         model=key.model,
         gpus=sum(key.placement),
@@ -620,9 +622,9 @@ def _row(key: _Key, measured_s: list[float], predicted_s: list[float], node_gpus
         local_batch=key.local_batch,
         accum_steps=key.accum,
         reports=len(measured_s),
-        measured_s=found,
+        measured_s=measured,
         predicted_s=expected,
-        error=None if expected is None else expected / found - 1,
+        error=None if expected is None else expected / measured - 1,
         unpredicted=why,
     )
 

@@ -134,9 +134,9 @@ class _Block:
     def known_rows(self) -> Integers:
         """The rows of all events, -1 where the job was not submitted before it."""
         rows, since = (np.array([*values, -1]) for values in (self.rows, self.since))
-        found: Integers = rows[self.columns.job]  # the last is that of no job
-        found[np.arange(len(found)) < since[self.columns.job]] = -1
-        return found
+        last_rows: Integers = rows[self.columns.job]  # the last is that of no job
+        last_rows[np.arange(len(last_rows)) < since[self.columns.job]] = -1
+        return last_rows
 
     def changes(self, rows: Integers, at: Integers) -> tuple[AllocationChanges, Integers]:
         """Some events as changes, with those that other jobs brought in between; and the place of each of
@@ -150,7 +150,7 @@ class _Block:
         def merged(values: Any, of_kept: Any) -> Any:
             return np.concatenate([values[at], np.full(len(kept), of_kept, values.dtype)])[order]
 
-        found = AllocationChanges(
+        changes = AllocationChanges(
             merged(rows.astype(np.int32), np.array([row for _, row, _ in self.keeps], np.int32)),
             np.concatenate([columns.time_s[at], columns.time_s[kept]])[order],
             merged(columns.event, KEEP_ON),
@@ -161,7 +161,7 @@ class _Block:
         )
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
-        return found, places[: len(at)]
+        return changes, places[: len(at)]
 
 
 class _Fold:
@@ -266,12 +266,12 @@ class _Fold:
         place[rows] = np.arange(len(rows), dtype=np.int32)
         stated = self.submitted.columns(rows)
         changes, by_job = self.changes.by_job(place)
-        found = allocations(changes, stated.submit_s, tell_before=bool(self.observed) or self.guesses)
-        reported = self.reports.of_steps(changes, by_job, found) if self.guesses else {}
+        held = allocations(changes, stated.submit_s, tell_before=bool(self.observed) or self.guesses)
+        reported = self.reports.of_steps(changes, by_job, held) if self.guesses else {}
         del changes
         if self.observed:
-            self._observe(found, by_job)
-        steps = replace(found.steps, time_s=found.steps.time_s - origin_s, reported=reported)
+            self._observe(held, by_job)
+        steps = replace(held.steps, time_s=held.steps.time_s - origin_s, reported=reported)
         return Jobs(
             Specs(self.submitted.table),
             rows,
@@ -282,11 +282,11 @@ class _Fold:
             stated.samples,
             stated.demand_gpu_s,
             is_measured=False,
-            outcome=found.outcome,
-            end_s=found.end_s - origin_s,
-            preemptions=found.preemptions,
-            moves=found.moves,
-            restarts=found.restarts,
+            outcome=held.outcome,
+            end_s=held.end_s - origin_s,
+            preemptions=held.preemptions,
+            moves=held.moves,
+            restarts=held.restarts,
             samples_done=np.array(self.samples_done)[rows],
             steps=steps,
             said={int(place[row]): said for row, said in self.said.items()},
@@ -361,13 +361,15 @@ class _Fold:
             self.policies[detail["policy"]] = None
         for name, take in (("forecasts", _forecast), ("admissions", _admission)):
             told = detail.get(name)
-            for job_id, found in told.items() if isinstance(told, Mapping) else ():
+            for job_id, detail_of_job in told.items() if isinstance(told, Mapping) else ():
                 row = self._row_of(job_id)
                 if row >= 0:
-                    take(self._said(row), found)
+                    take(self._said(row), detail_of_job)
         if detail.get("teams"):
-            found = self._parse(_Teams, {"teams": detail["teams"]}, number)
-            self.teams += [] if found is None else [(block.columns.time_s.item(at), found.teams)]
+            detail_of_job = self._parse(_Teams, {"teams": detail["teams"]}, number)
+            self.teams += (
+                [] if detail_of_job is None else [(block.columns.time_s.item(at), detail_of_job.teams)]
+            )
         seconds = detail.get("decision_seconds")
         if isinstance(seconds, int | float) and number > 1:
             self.decisions += 1
@@ -450,7 +452,7 @@ class _Fold:
             self.reports.add(samples_done, goes_on)
         self.changes.add(changes)
 
-    def _observe(self, found: Allocations, order: Integers) -> None:
+    def _observe(self, held: Allocations, order: Integers) -> None:
         """Keep the observed times of steps with the batch that the job had, and whether it shared its GPUs at
         any time since the last of them.
 
@@ -462,12 +464,12 @@ class _Fold:
         for row, number, step in self.observed:
             at = int(place[number])
             seen, shared = before.get(row, (0, False))
-            times, last = int(found.shared_before[at]), int(found.step_before[at])
-            batch = int(found.batch_before[at])
+            times, last = int(held.shared_before[at]), int(held.step_before[at])
+            batch = int(held.batch_before[at])
             told = step._replace(
                 global_batch=None if batch == UNSTATED else batch, shared=shared or times > seen
             )
-            before[row] = times, last >= 0 and bool(found.steps.shared[last])
+            before[row] = times, last >= 0 and bool(held.steps.shared[last])
             if told.batch <= LARGEST_BATCH:
                 self._said(row).observed.append(told)
 
@@ -481,8 +483,8 @@ class _Fold:
             return None
 
     def _refuse(self, error: ValidationError, number: int) -> None:
-        found = problems_of(error, self.source, where=f"event {number}: /detail")
-        self.problems += [(number, problem) for problem in found]
+        problems = problems_of(error, self.source, where=f"event {number}: /detail")
+        self.problems += [(number, problem) for problem in problems]
 
     def _problem(self, number: int, text: str, pointer: str = "") -> None:
         where = f"event {number}: {pointer}" if pointer else f"event {number}"
@@ -494,8 +496,8 @@ class _Teams(Record):
 
 
 def _fields(detail: Detail | None) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(detail) if isinstance(detail, str) else detail or {}
-    return found
+    fields: Mapping[str, Any] = json.loads(detail) if isinstance(detail, str) else detail or {}
+    return fields
 
 
 def _may_have(detail: Detail, *keys: str) -> bool:
@@ -509,32 +511,32 @@ def _beside(detail: Detail | None) -> str | None:
     """The job that already trains on the GPUs that a job is given."""
     if not detail or not _may_have(detail, "beside"):
         return None
-    found = _fields(detail).get("beside")
-    return found if isinstance(found, str) else None
+    partner = _fields(detail).get("beside")
+    return partner if isinstance(partner, str) else None
 
 
-def _forecast(said: SaidOfJob, found: object) -> None:
+def _forecast(said: SaidOfJob, forecast: object) -> None:
     """Values that other programs wrote in another form are skipped."""
-    if isinstance(found, Mapping):
-        values = [found.get(name) for name in Forecast._fields]
+    if isinstance(forecast, Mapping):
+        values = [forecast.get(name) for name in Forecast._fields]
         numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
         if len(numbers) == len(values):
             said.forecasts.append(Forecast(*numbers))
 
 
-def _admission(said: SaidOfJob, found: object) -> None:
-    if isinstance(found, Mapping) and isinstance(found.get("admitted"), bool):
-        said.admission = found
+def _admission(said: SaidOfJob, admission: object) -> None:
+    if isinstance(admission, Mapping) and isinstance(admission.get("admitted"), bool):
+        said.admission = admission
 
 
-def _observed(found: object) -> ObservedStep | None:
+def _observed(observed: object) -> ObservedStep | None:
     """The time of a step that an event tells of; one in another form is skipped."""
-    if not isinstance(found, Mapping):
+    if not isinstance(observed, Mapping):
         return None
-    placement, step_s = found.get("placement"), found.get("step_seconds")
+    placement, step_s = observed.get("placement"), observed.get("step_seconds")
     counts = [
-        found.get("local_batch"),
-        found.get("accum"),
+        observed.get("local_batch"),
+        observed.get("accum"),
         *(placement if isinstance(placement, list | tuple) else ()),
     ]
     if isinstance(step_s, bool) or not isinstance(step_s, int | float) or len(counts) < 3:

@@ -157,8 +157,8 @@ def _until(times_s: NDArray[np.float64], change_s: NDArray[np.float64], gpus: ND
     """The sum of what changed up to each time."""
     order = np.argsort(change_s)
     counts = smallest_type(np.append([0], np.cumsum(gpus[order])))
-    found: NDArray[Any] = counts[reached(change_s[order], times_s)]
-    return found
+    counts_then: NDArray[Any] = counts[reached(change_s[order], times_s)]
+    return counts_then
 
 
 def labels(runs: Sequence[RunRecord]) -> list[str]:
@@ -167,12 +167,12 @@ def labels(runs: Sequence[RunRecord]) -> list[str]:
     """
     traces = _traces(runs)
     kinds = [(run.info.policy, *traces[run.info.trace_hash]) for run in runs]
-    found = []
+    names = []
     for run, named in zip(runs, kinds, strict=True):
         alike = [other for other, name in zip(runs, kinds, strict=True) if name == named]
         parts = _differences(run, alike) if len(alike) > 1 else []
-        found.append(" ".join([*named, *parts]))
-    return _numbered(found)
+        names.append(" ".join([*named, *parts]))
+    return _numbered(names)
 
 
 def _traces(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
@@ -232,16 +232,16 @@ def _file_text(run: RunRecord, alike: Sequence[RunRecord]) -> str:
 def _numbered(names: list[str]) -> list[str]:
     """Equal names get a number."""
     total, seen = Counter(names), Counter[str]()
-    found = []
+    numbered = []
     for name in names:
         seen[name] += 1
-        found.append(name if total[name] == 1 else f"{name} #{seen[name]}")
-    return found
+        numbered.append(name if total[name] == 1 else f"{name} #{seen[name]}")
+    return numbered
 
 
 def parameters_text(run: RunRecord) -> list[str]:
-    found = sorted(run.info.parameters.items())
-    return [f"{name}={_value(value)}" for name, value in found if value is not None]
+    parameters = sorted(run.info.parameters.items())
+    return [f"{name}={_value(value)}" for name, value in parameters if value is not None]
 
 
 def _value(value: object) -> str:

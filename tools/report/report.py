@@ -18,6 +18,7 @@ from pliant.schemas.checks import constraint_of
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
+from pliant.schemas.io import JOBS
 from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures
 from pliant.schemas.text import counted, in_gpu_hours, shortened
@@ -112,8 +113,8 @@ def read_report(
     """
     if sum(str(path) == "-" for path in paths) > 1:
         raise UsageError("stdin (-) holds one event file, it cannot be named twice")
-    found = [event_files(path) for path in paths]
-    files = [file for events, _ in found for file in events]
+    files_by_path = [event_files(path) for path in paths]
+    files = [file for events, _ in files_by_path for file in events]
     runs = []
     for done, file in enumerate(files):
         advance(done, 2 * len(files))
@@ -125,7 +126,7 @@ def read_report(
         wanted=wanted,
         advance=lambda done, of: advance(of + done, 2 * of),
     )
-    skipped = (f"{path} is {a_file(kind)}: left out" for _, others in found for path, kind in others)
+    skipped = (f"{path} is {a_file(kind)}: left out" for _, others in files_by_path for path, kind in others)
     return replace(made, warnings=(*made.warnings, *skipped))
 
 
@@ -146,6 +147,10 @@ def event_files(path: str | Path) -> tuple[Sequence[str | Path], Sequence[tuple[
     others = [(found, kind) for found, kind in kinds.items() if kind not in (None, "event")]
     events = [found for found in kinds if kinds[found] in (None, "event")]
     if not events:
+        if (folder / JOBS).is_file():
+            raise UsageError(
+                f"{path}: the folder has no events but a trace: pliant replay {path} -o FILE makes some"
+            )
         beside = f", only {a_file(others[0][1])}: {others[0][0].name}" if others else ""
         raise UsageError(f"{path}: the folder has no events.jsonl and no .parquet file of events{beside}")
     return events, others
@@ -199,8 +204,8 @@ def baseline_of(report: Report, each: RunReport) -> RunReport | None:
         if base.run.info.policy == report.base_policy and _is_beside(base.run, each.run)
     ]
     same = [base for base in of_trace if base.run.info.seed == each.run.info.seed]
-    found = same or of_trace
-    return found[0] if len(found) == 1 else None
+    candidates = same or of_trace
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def warnings_of(report: Report) -> tuple[str, ...]:
@@ -212,9 +217,9 @@ def warnings_of(report: Report) -> tuple[str, ...]:
 
 def _is_swept(runs: Sequence[RunReport], policy: str) -> bool:
     """Whether a policy has several runs, each of another seed, trace or cluster."""
-    found = [each.run.info for each in runs if each.run.info.policy == policy]
-    places = {(info.trace_hash, info.seed, info.cluster.model_dump_json()) for info in found}
-    return 1 < len(found) == len(places) and all(each.label != policy for each in runs)
+    infos = [each.run.info for each in runs if each.run.info.policy == policy]
+    places = {(info.trace_hash, info.seed, info.cluster.model_dump_json()) for info in infos}
+    return 1 < len(infos) == len(places) and all(each.label != policy for each in runs)
 
 
 def _is_beside(run: RunRecord, other: RunRecord) -> bool:
@@ -273,30 +278,34 @@ def provenance(run: RunRecord) -> str:
 
 def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     """Sentences about one run that its figures do not say."""
-    found = [assumption.text for assumption in run.info.assumptions]
+    texts = [assumption.text for assumption in run.info.assumptions]
     open_jobs = [(name, run.jobs.ended(name)) for name in _OPEN]
     left_out = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
     if left_out:
-        found.append(f"{left_out} of {counted(len(run.jobs), 'job')}: in no JCT and no FTF")
+        texts.append(f"{left_out} of {counted(len(run.jobs), 'job')}: in no JCT and no FTF")
     unknown = run.jobs.ended("finished") - fair.jobs
     if unknown:
         verb = "has" if unknown == 1 else "have"
-        found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
+        texts.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
     types = {node.gpu_type for node in run.info.cluster.nodes if node.gpus}
     if run.jobs.any_form(lambda job: constraint_of(job, types) is not None):
-        found.append("FTF: fair shares are of all GPUs, also of jobs that may run on some of them only")
+        texts.append("FTF: fair shares are of all GPUs, also of jobs that may run on some of them only")
     if (usage.held > usage.available).any():
-        found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+        texts.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    unsaved = run.jobs.counts(lambda job: not job.can_save) > 0
+    if run.info.simulated and run.info.preemptible == "stated" and unsaved.any():
+        kept = counted(int(np.count_nonzero(unsaved)), "job")
+        texts.append(f"{kept} that state no checkpoint kept their GPUs until they ended")
     if (lost_s := run.unsaved_gpu_s) > 0:
-        found.append(
+        texts.append(
             f"preemptions of jobs that do not say that they can save have lost {in_gpu_hours(lost_s)}"
         )
-    found += _free_changes(run)
-    found += _measured(run)
-    found += _forecasts(run)
+    texts += _free_changes(run)
+    texts += _measured(run)
+    texts += _forecasts(run)
     if len(run.policies) > 1:
-        found.append(f"the policy changed during the run: {', '.join(run.policies)}")
-    return found
+        texts.append(f"the policy changed during the run: {', '.join(run.policies)}")
+    return texts
 
 
 def _free_changes(run: RunRecord) -> list[str]:
@@ -322,12 +331,12 @@ def _free_changes(run: RunRecord) -> list[str]:
 def _measured(run: RunRecord) -> list[str]:
     if not run.is_measured or not any(run.jobs.curves[number] for number in set(run.jobs.curve.tolist())):
         return []
-    found = ["no profile: FTF rests on the speeds that this run measured, in proportion below the least size"]
+    texts = ["no profile: FTF rests on the speeds that this run measured, in proportion below the least size"]
     finished = run.jobs.have_outcome("finished")
     known, total = (int(np.count_nonzero(each)) for each in (finished & know_one_gpu(run.jobs), finished))
     if 0 < known < total:
-        found.append(f"SJS efficiency: of {known} of {counted(total, 'job')}, those measured on one GPU")
-    return found
+        texts.append(f"SJS efficiency: of {known} of {counted(total, 'job')}, those measured on one GPU")
+    return texts
 
 
 def _forecasts(run: RunRecord) -> list[str]:
@@ -348,11 +357,11 @@ def unknown_figures(run: RunRecord, metrics: RunMetrics, wanted: Wanted) -> dict
     """Figures that a run with finished jobs should have and does not, and why."""
     if not metrics.jobs_finished:
         return {}
-    found = dict.fromkeys(_OF_REFERENCES, _UNKNOWN)
-    found["sjs_efficiency"] = "no finished job was measured on one GPU" if run.is_measured else _UNKNOWN
+    reasons = dict.fromkeys(_OF_REFERENCES, _UNKNOWN)
+    reasons["sjs_efficiency"] = "no finished job was measured on one GPU" if run.is_measured else _UNKNOWN
     if wanted.bound:
-        found |= dict.fromkeys(_OF_BOUNDS, "without a profile the speed at other sizes is unknown")
-    return {name: why for name, why in found.items() if getattr(metrics, name) is None}
+        reasons |= dict.fromkeys(_OF_BOUNDS, "without a profile the speed at other sizes is unknown")
+    return {name: why for name, why in reasons.items() if getattr(metrics, name) is None}
 
 
 def unknown_caveats(unknown: Mapping[str, str]) -> list[str]:
@@ -365,34 +374,34 @@ def unknown_caveats(unknown: Mapping[str, str]) -> list[str]:
 
 
 def bound_caveats(run: RunRecord) -> list[str]:
-    found = []
+    texts = []
     if run.info.progress != "samples" or run.jobs.any_form(lambda job: job.elastic == "size+batch"):
-        found.append(
+        texts.append(
             "lower bounds: of work in samples at the requested batches; a policy that moves batches, or work "
             "in epochs that take fewer samples, may pass them"
         )
     if len({node.gpu_type for node in run.info.cluster.nodes}) > 1:
-        found.append("lower bounds: at the mean speed of the GPU types; jobs on the fastest may pass them")
-    return found
+        texts.append("lower bounds: at the mean speed of the GPU types; jobs on the fastest may pass them")
+    return texts
 
 
 def differences(runs: Sequence[RunRecord]) -> list[str]:
     """Warnings about runs that do not compare."""
-    found = []
+    texts = []
     if len({run.info.trace_hash for run in runs}) > 1:
-        found.append(DIFFERENT_TRACES)
+        texts.append(DIFFERENT_TRACES)
     if any(run.info.cluster != runs[0].info.cluster for run in runs):
-        found.append(DIFFERENT_CLUSTERS)
+        texts.append(DIFFERENT_CLUSTERS)
     if len({run.info.simulated for run in runs}) > 1:
-        found.append("some runs are simulated and some are measured")
+        texts.append("some runs are simulated and some are measured")
     if len({run.info.oracle for run in runs}) > 1:
-        found.append("some policies knew what no scheduler can know (oracle), the others were not")
+        texts.append("some policies knew what no scheduler can know (oracle), the others were not")
     elif any(run.info.oracle and run.info.demand != "oracle" for run in runs):
-        found.append("what no scheduler can know was known here (oracle)")
+        texts.append("what no scheduler can know was known here (oracle)")
     if len({run.info.demand for run in runs}) > 1:
         seen = " and ".join(sorted({f"{run.info.demand} demand" for run in runs}))
-        found.append(f"the policies did not see the same of the work of jobs: {seen}")
-    return found
+        texts.append(f"the policies did not see the same of the work of jobs: {seen}")
+    return texts
 
 
 def compare_jcts(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> PairedJcts:

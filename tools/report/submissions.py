@@ -87,8 +87,8 @@ class SubmittedJobs:
         :param number: of the event.
         :raises ValidationError: the detail is not that of a submission.
         """
-        found = self._of_known_form(detail) if isinstance(detail, str) else None
-        curve, rates, samples, demand_gpu_s = found or self._validated(detail)
+        values = self._of_known_form(detail) if isinstance(detail, str) else None
+        curve, rates, samples, demand_gpu_s = values or self._validated(detail)
         self.submit_s.append(time_s)
         self.samples.append(nan if samples is None else samples)
         self.demand_gpu_s.append(nan if demand_gpu_s is None else demand_gpu_s)
@@ -117,10 +117,10 @@ class SubmittedJobs:
     def columns(self, rows: Integers) -> StatedColumns:
         """What these jobs state, in this order. Only once: none of it is left here."""
         columns = (self.submit_s, self.samples, self.demand_gpu_s, self.curve, self.rates)
-        found = StatedColumns(*(np.array(column)[rows] for column in columns))
+        stated = StatedColumns(*(np.array(column)[rows] for column in columns))
         for column in (*columns, self.event, self._ids):
             del column[:]
-        return found
+        return stated
 
     def order(self) -> Integers | None:
         """The rows in order of (submission, id). Returns None if they are."""
@@ -174,15 +174,15 @@ class SubmittedJobs:
 
     def _validated(self, detail: Detail) -> tuple[int, int, float | None, float | None]:
         if isinstance(detail, str):
-            found = SubmitDetail.model_validate_json(detail, strict=False)
+            submission = SubmitDetail.model_validate_json(detail, strict=False)
         else:
-            found = SubmitDetail.model_validate(detail, strict=False)
+            submission = SubmitDetail.model_validate(detail, strict=False)
         line = _text_of_job(detail)
         is_plain = is_json(line) and key_given_twice(line, self._source) is None
         # more may stand before the curve
-        self.table.append(self._share(found.job), line if is_plain else b"")
-        self._any = found.job
-        return (*self._places(found), found.samples, found.demand_gpu_s)
+        self.table.append(self._share(submission.job), line if is_plain else b"")
+        self._any = submission.job
+        return (*self._places(submission), submission.samples, submission.demand_gpu_s)
 
 
 def _text_of_job(detail: Detail | Mapping[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.runinfo import Assumption
-from pliant.schemas.text import counted, listed
+from pliant.schemas.text import counted, did_you_mean, listed
 from pliant.tools.profile.throughput import APART, BUSY, stand_in
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pliant.schemas.profile import ProfileRow
 
 Kind = tuple[str, str]
+_RESOURCES: Final = frozenset({"gpu", "cpu", "memory", "disk", "bandwidth"})
 ERROR_SAID: Final = 0.1
 """Median error of the throughput model on held-out rows above which it is said."""
 
@@ -40,13 +41,13 @@ def speeds_assumed(
     rows: dict[str, dict[str, int]] = {}
     for (model, gpu_type), count in Counter(measured).items():
         rows.setdefault(model, {})[gpu_type] = count
-    found: dict[tuple[str, str], list[str]] = {}
+    models_by_types: dict[tuple[str, str], list[str]] = {}
     for gpu_type in sorted({node.gpu_type for node in cluster.nodes if node.gpus}):
         for model in sorted(set(models) & rows.keys()):
             known = stand_in(rows[model], gpu_type)
             if known != gpu_type:
-                found.setdefault((gpu_type, known), []).append(model)
-    return [_of_another_type(*types, names, cluster.speeds) for types, names in found.items()]
+                models_by_types.setdefault((gpu_type, known), []).append(model)
+    return [_of_another_type(*types, names, cluster.speeds) for types, names in models_by_types.items()]
 
 
 class RowTrust(NamedTuple):
@@ -85,25 +86,25 @@ def speeds_doubted(models: Collection[str], rows: Iterable[Trusted]) -> list[Ass
 
 
 def _disturbed(rows: Sequence[Trusted]) -> list[Assumption]:
-    found = [row for row in rows if (row.busy_share or 0.0) > BUSY]
-    if not found:
+    busy_rows = [row for row in rows if (row.busy_share or 0.0) > BUSY]
+    if not busy_rows:
         return []
-    most = max(row.busy_share or 0.0 for row in found)
+    most = max(row.busy_share or 0.0 for row in busy_rows)
     text = (
-        f"{_which(found, rows)} are of a busy machine: for up to {most:.0%} of the time others held cores "
-        "that the workers needed; measure them again when it is quiet"
+        f"{_which(busy_rows, rows)} are of a busy machine: for up to {most:.0%} of the time others held "
+        "cores that the workers needed; measure them again when it is quiet"
     )
     return [Assumption(kind="busy_profile", text=text)]
 
 
 def _apart(rows: Sequence[Trusted]) -> list[Assumption]:
-    found = [row for row in rows if (row.spread or 0.0) > APART and (row.busy_share or 0.0) <= BUSY]
-    if not found:
+    rows_apart = [row for row in rows if (row.spread or 0.0) > APART and (row.busy_share or 0.0) <= BUSY]
+    if not rows_apart:
         return []
-    most = max(row.spread or 0.0 for row in found)
+    most = max(row.spread or 0.0 for row in rows_apart)
     text = (
-        f"{_which(found, rows)} took up to {most:.0%} longer when measured another time; measure them again "
-        "when the machine is quiet"
+        f"{_which(rows_apart, rows)} took up to {most:.0%} longer when measured another time; measure them "
+        "again when the machine is quiet"
     )
     return [Assumption(kind="busy_profile", text=text)]
 
@@ -121,9 +122,9 @@ def _missed(rows: Sequence[Trusted]) -> list[Assumption]:
     return [Assumption(kind="busy_profile", text=text)]
 
 
-def _which(found: Sequence[Trusted], rows: Sequence[Trusted]) -> str:
-    names = listed(sorted({row.model for row in found}))
-    return f"{len(found)} of {counted(len(rows), 'row')} of the profile ({names})"
+def _which(chosen: Sequence[Trusted], rows: Sequence[Trusted]) -> str:
+    names = listed(sorted({row.model for row in chosen}))
+    return f"{len(chosen)} of {counted(len(rows), 'row')} of the profile ({names})"
 
 
 def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) -> list[Assumption]:
@@ -157,6 +158,20 @@ def weights_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumptio
     """An assumption if jobs have weights and the policy has no place for them."""
     stating = [job.id for job in jobs if job.weight != 1.0] if not policy.weight_means else []
     return _ignored("weights", ("has", "have"), stating, policy)
+
+
+def demands_unlimited(jobs: Iterable[Job], cluster: Cluster) -> list[Assumption]:
+    """An assumption for each resource of a name of their own that jobs demand and no node has."""
+    known = _RESOURCES.union(*(node.resources for node in cluster.nodes))
+    found = Counter(
+        name for job in jobs for name in {*job.resources.worker, *job.resources.ps} if name not in known
+    )
+    texts = []
+    for name, count in sorted(found.items()):
+        who = f"which {counted(count, 'job')} {'demands' if count == 1 else 'demand'}"
+        meant = did_you_mean(name, sorted(known))
+        texts.append(f"no node states {name}, {who}: it limits nothing{f'; {meant}' if meant else ''}")
+    return [Assumption(kind="unused_option", text=text) for text in texts]
 
 
 def levels_ignored(cluster: Cluster, name: str, parameters: Mapping[str, Any]) -> list[Assumption]:

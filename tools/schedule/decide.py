@@ -122,10 +122,10 @@ def decide(
                 session.turned_away[job.id] = too_large[job.id]
     session.turned_away |= session.end_hopeless(now_s, "rejected")
     future = [job for job in fitting if job.submit_time > now_s]
-    found = _ask(session, now_s, question, future, profile)
-    if jobs and len(found.rejected) == len(jobs):
-        raise _none_is_left(source, {verdict.job: verdict.reason for verdict in found.rejected})
-    return found
+    schedule = _ask(session, now_s, question, future, profile)
+    if jobs and len(schedule.rejected) == len(jobs):
+        raise _none_is_left(source, {verdict.job: verdict.reason for verdict in schedule.rejected})
+    return schedule
 
 
 def _too_large(jobs: Sequence[Job], cluster: Cluster, source: str) -> dict[str, str]:
@@ -133,10 +133,10 @@ def _too_large(jobs: Sequence[Job], cluster: Cluster, source: str) -> dict[str, 
 
     :raises InfeasibleError: they are all jobs.
     """
-    found = oversized(jobs, cluster)
-    if found and len(found) == len(jobs):
-        raise _none_is_left(source, found)
-    return found
+    reasons = oversized(jobs, cluster)
+    if reasons and len(reasons) == len(jobs):
+        raise _none_is_left(source, reasons)
+    return reasons
 
 
 def _none_is_left(source: str, reasons: Mapping[str, str]) -> InfeasibleError:
@@ -262,13 +262,13 @@ def _ask(
     started = time.perf_counter()
     transitions = session.decide(now_s)
     seconds = time.perf_counter() - started
-    found = schedule_of(session, transitions, now_s, explain=question.explain, measured=measured)
+    schedule = schedule_of(session, transitions, now_s, explain=question.explain, measured=measured)
     ahead = sorted(future, key=lambda job: (job.submit_time, job.id))
     arriving = tuple(Verdict(job=job.id, reason=f"arrives at {job.submit_time:.10g} s") for job in ahead)
-    return found.model_copy(
+    return schedule.model_copy(
         update={
-            "waiting": (*found.waiting, *arriving),
-            "jobs": (*found.jobs, *ahead),
+            "waiting": (*schedule.waiting, *arriving),
+            "jobs": (*schedule.jobs, *ahead),
             "profile": profile_to_columns(profile.rows) if profile is not None else None,
             "decision_seconds": seconds if question.timing else None,
         }

@@ -30,25 +30,27 @@ ARRIVALS_NAMED: Final = 5
 def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     """Why every active job holds what it holds: in the policy's words, else in plain ones."""
     said, seen = session.explain(time_s), session.in_play
-    found = plain_explanations(session) | {job_id: why for job_id, why in said.items() if job_id in seen}
+    reasons = plain_explanations(session) | {job_id: why for job_id, why in said.items() if job_id in seen}
     for job_id, until_s in session.kept_until_s.items():
-        if job_id not in found:
+        if job_id not in reasons:
             continue  # it has ended since
         if until_s == inf:
             kept = "kept until it ends, as it cannot save"
         else:
             kept = f"kept for {span_text(until_s - time_s)} more, as the cluster rules"
-        found[job_id] = Explanation(f"{found[job_id].reason}; {kept}", found[job_id].needs_gpus)
+        reasons[job_id] = Explanation(f"{reasons[job_id].reason}; {kept}", reasons[job_id].needs_gpus)
     for job in seen.values():
         if not job.gpus and (where := session.capacities.constraint_of(job.spec)) is not None:
             down = [
                 node.name for node in session.nodes if not node.up and node.made_gpus and where.allows(node)
             ]
-            found[job.id] = _constrained(job, where, found[job.id], down)
-    return found
+            reasons[job.id] = _constrained(job, where, reasons[job.id], down)
+    return reasons
 
 
-def _constrained(job: JobState, where: Constraint, found: Explanation, down: Sequence[str]) -> Explanation:
+def _constrained(
+    job: JobState, where: Constraint, explanation: Explanation, down: Sequence[str]
+) -> Explanation:
     """Of a waiting job that may run on some GPUs only.
 
     :param down: nodes on which it may run.
@@ -57,7 +59,9 @@ def _constrained(job: JobState, where: Constraint, found: Explanation, down: Seq
         which = f": {listed(down)} {'is' if len(down) == 1 else 'are'} down" if down else ""
         words = f"waits for nodes with GPUs {where.words}, too few of which are up{which}"
         return Explanation(words, job.min_gpus)
-    return Explanation(f"{found.reason}; it may run on GPUs {where.words} alone", found.needs_gpus)
+    return Explanation(
+        f"{explanation.reason}; it may run on GPUs {where.words} alone", explanation.needs_gpus
+    )
 
 
 def plain_explanations(session: Session) -> dict[str, Explanation]:

@@ -115,10 +115,10 @@ class FinishedWork:
     def left(self, at: WorkDone) -> float:
         """Samples that a job is taken to have left, by Gittins's index: more than 0."""
         key = (*_groups_of_model(at.job), *_groups_of_models(at.job), at.done, at.gpu_s_per_sample)
-        found = self._ranks.get(key)
-        if found is None:
-            found = self._ranks[key] = self._left(at)
-        return found
+        ranks = self._ranks.get(key)
+        if ranks is None:
+            ranks = self._ranks[key] = self._left(at)
+        return ranks
 
     def dump(self) -> dict[str, list[list[Any]]]:
         return {
@@ -168,7 +168,7 @@ class FinishedWork:
 
     def _chain(self, at: WorkDone) -> list[_Group]:
         """The groups of a job from the widest, in samples of it, without those that the next is equal to."""
-        found: list[_Group] = []
+        groups: list[_Group] = []
         for names, per_sample, prior in (
             (_groups_of_models(at.job), at.gpu_s_per_sample, _APART),
             (_groups_of_model(at.job), 1.0, _ALIKE),
@@ -180,17 +180,17 @@ class FinishedWork:
                     unlike.pop()
                 if len(group.all_seen):
                     unlike.append(group)
-            found += [_Group(each.totals / per_sample, each.all_seen / per_sample, prior) for each in unlike]
-        return found
+            groups += [_Group(each.totals / per_sample, each.all_seen / per_sample, prior) for each in unlike]
+        return groups
 
     def _group(self, name: tuple[str, ...], prior: float) -> _Group:
-        found = self._groups.get(name)
-        if found is None:
+        group = self._groups.get(name)
+        if group is None:
             ended = self._totals.get(name) or [*self._of_scripts.get(name, {}).values()]
             totals = np.sort(np.array(ended, dtype=np.float64))
             all_seen = np.sort(np.concatenate((totals, self._so_far.get(name, ()))))
-            found = self._groups[name] = _Group(totals, all_seen, prior)
-        return found
+            group = self._groups[name] = _Group(totals, all_seen, prior)
+        return group
 
 
 class _Group(NamedTuple):

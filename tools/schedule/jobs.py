@@ -45,15 +45,15 @@ class Place(tuple[tuple[str, int], ...]):
         """:param names: of all nodes.
         :param picks: (index of a node, GPUs on it).
         """
-        found = cls([(names[index], count) for index, count in picks])
+        place = cls([(names[index], count) for index, count in picks])
         counts = [count for _, count in picks]
-        found.indices = indices = [index for index, _ in picks]
+        place.indices = indices = [index for index, _ in picks]
         follow = indices == list(range(indices[0], indices[0] + len(indices)))
-        found.span = slice(indices[0], indices[-1] + 1) if follow else None
-        found.gpus, found.shape = sum(counts), tuple(sorted(counts, reverse=True))
-        found.each = counts[0] if len(set(counts)) == 1 else 0
-        found.hashed = tuple.__hash__(found)
-        return found
+        place.span = slice(indices[0], indices[-1] + 1) if follow else None
+        place.gpus, place.shape = sum(counts), tuple(sorted(counts, reverse=True))
+        place.each = counts[0] if len(set(counts)) == 1 else 0
+        place.hashed = tuple.__hash__(place)
+        return place
 
     def __hash__(self) -> int:
         return self.hashed
@@ -124,7 +124,7 @@ class JobKind:
         if (known := job.kind) is not None:
             return known
         batch, gpus, room, by_node = job.spec.batch, job.spec.gpus, job.room, job.room_by_node
-        found = job.kind = cls._of(
+        kind = job.kind = cls._of(
             job.spec.model,
             job.reference_batch,
             batch.size is not None,
@@ -135,15 +135,15 @@ class JobKind:
             None if room is None or (job.types and job.any_node) else tuple(room.items()),
             None if by_node is None else tuple(by_node.items()),
         )
-        return found
+        return kind
 
     @classmethod
     def _of(cls, *values: Hashable) -> JobKind:
-        found = cls._known.get(values)
-        if found is None:
-            found = cls._known[values] = cls()
-            found._values = values
-        return found
+        kind = cls._known.get(values)
+        if kind is None:
+            kind = cls._known[values] = cls()
+            kind._values = values
+        return kind
 
     def __reduce__(self) -> tuple[Callable[..., JobKind], tuple[Hashable, ...]]:
         """A copy is the same object."""

@@ -265,8 +265,8 @@ class FreeGpus:
     def _keep(self, key: tuple[object, ...], picks: _Picks) -> Place:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        found = self._known[key] = Place.of(self._names, picks)
-        return found
+        place = self._known[key] = Place.of(self._names, picks)
+        return place
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
@@ -376,14 +376,14 @@ class FreeGpus:
         """The fewest of some domains that hold a job together: most free first, the last the best fit."""
         left = [(near.usable(each), turn) for turn, near in enumerate(domains)]
         left.sort(key=lambda item: (-item[0], item[1]))
-        found: list[int] = []
+        turns: list[int] = []
         for usable, turn in left:
             if usable >= gpus:
-                found.append(min((more, n) for more, n in left if more >= gpus and n not in found)[1])
+                turns.append(min((more, n) for more, n in left if more >= gpus and n not in turns)[1])
                 break
-            found.append(turn)
+            turns.append(turn)
             gpus -= usable
-        return domains[found[0]] if len(found) == 1 else _Shelf.of(domains[turn] for turn in found)
+        return domains[turns[0]] if len(turns) == 1 else _Shelf.of(domains[turn] for turn in turns)
 
     def _around(self, gpus: int, gpu_type: str, keep: NodeGpus, each: int) -> _Picks:
         """The best place on the nodes held, and beyond them for what they lack; empty if none is held.
@@ -399,18 +399,18 @@ class FreeGpus:
             if self._by_name[name].gpu_type == gpu_type:
                 for where in self._by_name[name].domains.items():
                     own.setdefault(where, []).append((name, count))
-        found = [anywhere]
+        places = [anywhere]
         for (level, domain), held in own.items():
             shelf = self._levels[gpu_type][level][domain]
             if shelf.usable(each) >= gpus:
-                found.append(self._around_in(gpus, gpu_type, held, each, shelf))
+                places.append(self._around_in(gpus, gpu_type, held, each, shelf))
         before = {self._by_name[name].index: count for name, count in keep}
 
         def worth(picks: _Picks) -> tuple[tuple[int, ...], int]:
             kept = sum(min(count, before.get(index, 0)) for index, count in picks)
             return self._spread(picks), -kept
 
-        return min(filter(None, found), key=worth, default=[])
+        return min(filter(None, places), key=worth, default=[])
 
     def _around_in(
         self, gpus: int, gpu_type: str, keep: Sequence[tuple[str, int]], each: int, shelf: _Shelf

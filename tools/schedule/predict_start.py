@@ -88,18 +88,20 @@ def predictions(
     starts = _Starts(session, speeds, time_s, asks_now=asks_now)
     with _time_limit(within_s):
         starts.find(math.inf if within_s is None else time.monotonic() + within_s)
-    found = {job_id: StartPrediction(end_s=end_s, source=sources[job_id]) for job_id, end_s in ends.items()}
+    predicted = {
+        job_id: StartPrediction(end_s=end_s, source=sources[job_id]) for job_id, end_s in ends.items()
+    }
     rests_on = max(sources.values(), key=_CERTAINTY.index, default=None)
-    found |= {job_id: StartPrediction(needs_gpus=gpus) for job_id, gpus in starts.needs.items()}
+    predicted |= {job_id: StartPrediction(needs_gpus=gpus) for job_id, gpus in starts.needs.items()}
     known = ChainMap(session.jobs, session.ended)
     order = {job_id: (at, known[job_id].arrival) for job_id, (at, _) in starts.found.items()}
     for place, job_id in enumerate(sorted(order, key=order.__getitem__)):
         start_s = starts.found[job_id][1]
-        found[job_id] = StartPrediction(start_s, None, place, starts.needs.get(job_id))
+        predicted[job_id] = StartPrediction(start_s, None, place, starts.needs.get(job_id))
         if start_s is not None:
             between_s = (time_s + (start_s - time_s) / fast, time_s + (start_s - time_s) / slow)
-            found[job_id] = replace(found[job_id], between_s=between_s, source=rests_on)
-    return found
+            predicted[job_id] = replace(predicted[job_id], between_s=between_s, source=rests_on)
+    return predicted
 
 
 def copy_of(session: Session) -> Session:

@@ -216,29 +216,29 @@ class Speeds:
         fewest = 0 if spec.batch.size is None else gpus  # a batch that is not stated limits nothing
         shape = placement or self._fewest_nodes(job, gpus, gpu_type)
         step_seconds = self._across(levels).step_seconds
-        found = []
+        rates = []
         for batch in batches:
             samples = batch * per_replica
             seconds = None  # where a worker would be without a sample
             if samples >= fewest:
                 seconds = step_seconds(model, gpu_type, shape, samples, per_gpu_max)
-            found.append(batch / seconds if seconds else 0.0)
-        return found
+            rates.append(batch / seconds if seconds else 0.0)
+        return rates
 
     def _fewest_nodes(self, job: JobState, gpus: int, gpu_type: str) -> Placement:
         """The placement on as few nodes as there are with CPUs, memory and bandwidth for all workers."""
         if job.room_by_node is None:
             return self.consolidated(gpus, gpu_type, job.per_replica)
-        found: list[int] = []
+        counts: list[int] = []
         for each, nodes in job.room_by_node.get(gpu_type, ()):
             if not each:
                 break
             whole = min(nodes, gpus // each)
-            found += [each] * whole
+            counts += [each] * whole
             gpus -= each * whole
             if gpus and whole < nodes:
-                return (*found, gpus)
-        return tuple(found)
+                return (*counts, gpus)
+        return tuple(counts)
 
     def rate_at(self, job: JobState, placement: NodeGpus, global_batch: int) -> float:
         """Samples per second on these GPUs of these nodes."""
@@ -257,10 +257,10 @@ class Speeds:
         )
 
     def _across(self, levels: Levels) -> Throughput:
-        found = self._throughputs.get(levels)
-        if found is None:
-            found = self._throughputs[levels] = self.throughput.across(levels)
-        return found
+        throughput = self._throughputs.get(levels)
+        if throughput is None:
+            throughput = self._throughputs[levels] = self.throughput.across(levels)
+        return throughput
 
     def least_size(self, job: JobState, gpu_type: str, global_batch: int, *, accumulates: bool) -> int:
         """The smallest size of a job at a batch.
@@ -347,10 +347,10 @@ class Speeds:
         """
         key = (job.kind or JobKind.of(job), what)
         try:
-            found: T = self._of_kind[key]
+            made: T = self._of_kind[key]
         except KeyError:
-            found = self._of_kind[key] = make()
-        return found
+            made = self._of_kind[key] = make()
+        return made
 
     def parts(self, job: JobState, other: JobState, gpu_type: str, placement: NodeGpus) -> Parts | None:
         """What each of two jobs keeps of its speed alone on the same GPUs; None: they cannot share."""
@@ -441,13 +441,13 @@ def _largest_domains(nodes: Sequence[NodeState]) -> dict[str, list[tuple[str, in
 
 def _first_of(shape: Placement, gpus: int) -> Placement:
     """That many GPUs, from the nodes with most of them."""
-    found = []
+    counts = []
     for count in shape:
         if not gpus:
             break
-        found.append(min(count, gpus))
-        gpus -= found[-1]
-    return tuple(sorted(found, reverse=True))
+        counts.append(min(count, gpus))
+        gpus -= counts[-1]
+    return tuple(sorted(counts, reverse=True))
 
 
 def cut(placement: NodeGpus, gpus: int, held: NodeGpus) -> NodeGpus:
@@ -494,9 +494,9 @@ class GpuSharing:
         return self._known[key]
 
     def _answer(self, gpu_type: str, place: Placement, one: Load, other: Load) -> Parts | None:
-        found = self._pairs.measured(one, other, gpu_type, place)
-        if found != UNKNOWN:
-            return found
+        speeds = self._pairs.measured(one, other, gpu_type, place)
+        if speeds != UNKNOWN:
+            return speeds
         fits = self._fits(one, other, gpu_type)
         if fits is None:
             fits = self._rules.unmeasured == "together"

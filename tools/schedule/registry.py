@@ -70,27 +70,29 @@ def policy_in_file(name: str) -> type[Policy]:
     path, wanted = place[1], place[2]
     module = _module(os.path.abspath(path), path)
     own = [each for each in vars(module).values() if _is_policy_of(each, module)]
-    found = {each.name: each for each in own}
-    if wanted is None and len(found) == 1:
-        return next(iter(found.values()))
+    policy_by_name = {each.name: each for each in own}
+    if wanted is None and len(policy_by_name) == 1:
+        return next(iter(policy_by_name.values()))
     named = [each for each in own if wanted in (each.name, each.__name__)]
     if named:
         return named[0]
-    if not found:
+    if not policy_by_name:
         base = f"{Policy.__module__}.{Policy.__name__}"
         raise UsageError(f"{path} holds no policy: expected a subclass of {base} with a name")
-    listed = ", ".join(sorted(found))
+    listed = ", ".join(sorted(policy_by_name))
     if wanted is None:
-        raise UsageError(f"{path} holds several policies ({listed}): say which, as in {path}:{min(found)}")
+        raise UsageError(
+            f"{path} holds several policies ({listed}): say which, as in {path}:{min(policy_by_name)}"
+        )
     raise UsageError(f'{path} holds no policy "{wanted}"; it holds: {listed}')
 
 
-def _is_policy_of(found: object, module: types.ModuleType) -> TypeGuard[type[Policy]]:
+def _is_policy_of(candidate: object, module: types.ModuleType) -> TypeGuard[type[Policy]]:
     return (
-        isinstance(found, type)
-        and issubclass(found, Policy)
-        and found.__module__ == module.__name__
-        and isinstance(getattr(found, "name", None), str)
+        isinstance(candidate, type)
+        and issubclass(candidate, Policy)
+        and candidate.__module__ == module.__name__
+        and isinstance(getattr(candidate, "name", None), str)
     )
 
 
@@ -211,8 +213,8 @@ def policy_class(name: str) -> type[Policy]:
     """:raises UsageError: the name is unknown, or its package cannot be loaded."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
-        found: type[Policy] = getattr(import_module(module), attribute)
-        return found
+        policy: type[Policy] = getattr(import_module(module), attribute)
+        return policy
     if is_file(name):
         return policy_in_file(name)
     return _load_foreign(name, _foreign())
@@ -324,8 +326,8 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
 def _foreign() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
-    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
-    return {point.name: point for point in reversed(found) if point.name not in BUILT_IN}
+    points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
+    return {point.name: point for point in reversed(points) if point.name not in BUILT_IN}
 
 
 def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
@@ -335,19 +337,19 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
         raise UsageError(f'unknown policy "{shortened(name)}"; {hint}')
     where = points[name].value
     try:
-        found = points[name].load()
+        loaded = points[name].load()
     except (Exception, SystemExit) as error:
         at = raised_at(error, where.partition(":")[0].partition(".")[0])
         place = f"{at}: " if at else ""
         why = in_words(error)
         raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {place}{why}') from error
-    if not (isinstance(found, type) and issubclass(found, Policy)):
+    if not (isinstance(loaded, type) and issubclass(loaded, Policy)):
         raise UsageError(
             f'policy "{name}" ({where}) is not a subclass of pliant.tools.schedule.policy.Policy'
         )
-    if getattr(found, "name", None) != name:
-        raise UsageError(f'policy "{name}" ({where}) calls itself {getattr(found, "name", None)!r}')
-    return found
+    if getattr(loaded, "name", None) != name:
+        raise UsageError(f'policy "{name}" ({where}) calls itself {getattr(loaded, "name", None)!r}')
+    return loaded
 
 
 def parameter_types(policy: type[Policy]) -> dict[str, Any]:
@@ -362,10 +364,10 @@ def parameter_types(policy: type[Policy]) -> dict[str, Any]:
 
 def parameter_defaults(policy: type[Policy]) -> dict[str, object]:
     """The defaults of a policy's parameters, ``_REQUIRED`` if there is none."""
-    found = inspect.signature(policy).parameters if parameter_names(policy) else {}
+    parameters = inspect.signature(policy).parameters if parameter_names(policy) else {}
     return {
         name: _REQUIRED if parameter.default is parameter.empty else parameter.default
-        for name, parameter in found.items()
+        for name, parameter in parameters.items()
     }
 
 
@@ -401,9 +403,9 @@ def _is_size(name: str) -> bool:
 
 def _read(policy: str, key: str, value: Any, annotation: Any) -> Any:
     for option in union_members(annotation):
-        fits, found = _read_as(option, _in_plain_units(key, option, value))
+        fits, number = _read_as(option, _in_plain_units(key, option, value))
         if fits:
-            return found
+            return number
     several = "one of " if any(get_origin(each) is Literal for each in union_members(annotation)) else ""
     expected = f"{several}{_in_words(annotation, key)}"
     raise UsageError(f'policy "{policy}": parameter {key}: {value!r} is not {expected}')
@@ -439,7 +441,7 @@ def _read_number(kind: type[int] | type[float], value: Any) -> tuple[bool, Any]:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return False, None
     try:
-        found = kind(value)
+        number = kind(value)
     except (ValueError, OverflowError):
         return False, None
-    return math.isfinite(found) and (isinstance(value, str) or found == value), found
+    return math.isfinite(number) and (isinstance(value, str) or number == value), number

@@ -14,6 +14,9 @@ from typing import Any, Final
 from benchmarks.parts.figure import Figure, NotMeasurableError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
+from pliant.tools.profile.torchrun.start import kill, strays
+from pliant.tools.run.backends import contain
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from tests import containers
 from tests.tools.run.site import environment
 
@@ -55,7 +58,8 @@ class ContainedRun:
 
         :raises subprocess.CalledProcessError: it fails.
         """
-        argv = [sys.executable, "-m", "pliant", *map(str, words), "--state", str(self.state)]
+        command, *rest = map(str, words)
+        argv = [sys.executable, "-m", "pliant", command, "--state", str(self.state), *rest]
         done = subprocess.run(
             argv, cwd=self.folder, env=environment(), stdout=subprocess.PIPE, text=True, check=True
         )
@@ -71,10 +75,15 @@ class ContainedRun:
         return self._loop
 
     def end(self) -> None:
+        """End the loop, and whatever trains."""
         if self._loop is not None and self._loop.poll() is None:
             self._loop.terminate()
             self._loop.wait()
         self._log.close()
+        for job in (self.state / "jobs").glob("*"):
+            kill(strays((ENV_JOB_DIR, str(job))))
+        for note in self.state.glob("jobs/*/attempts/*/unit-*.container"):
+            contain.remove(str(note))
 
     def submit(self, job: str, *words: object, script: str = "train.py", **env: str) -> None:
         """Submit a script or program of the image."""

@@ -57,6 +57,7 @@ PACKINGS = {
     "xz": lzma.compress,
     "zstd": by_arrow("zstd"),
     "lz4": by_arrow("lz4"),
+    "gzip in zip": lambda data: in_zip("jobs.jsonl.gz")(gzip.compress(data)),
     "zip": in_zip("export/", "export/jobs.jsonl", "__MACOSX/jobs.jsonl"),
 }
 
@@ -87,6 +88,7 @@ def test_what_expands_too_far_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     [
         (in_zip("a", "b")(JOB), "is a zip archive of 2 files, expected one: unpack it"),
         (in_zip("xl/sheet.xml", "b")(JOB), "is an Excel workbook, expected text: save its sheet as CSV"),
+        (PACKINGS["gzip in zip"](gzip.compress(JOB)), "is packed more than 2 times: unpack it"),
         (in_tar(JOB), "is a tar archive: unpack it"),
         (b"7z\xbc\xaf\x27\x1c" + JOB, "is packed with 7-Zip, which is not read"),
         (b"JobID|User|Submit\n1|u|0\n", "it seems to be what sacct prints: pliant trace import slurm"),
@@ -97,7 +99,8 @@ def test_what_expands_too_far_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         (b"name,time,application,num_replicas,batch_size\n", "pliant trace import pollux DATA --workload"),
         (b"id;when;gpus\n1;2;3\n", "a table with semicolons between its fields: pliant trace import csv"),
         (b"sn,cpu_milli,memory_mib,gpu,model\n", "the nodes of a trace of the format alibaba-v2023"),
-        (b'"""Train."""\nimport torch\n', 'it seems to be a script: in a job file it is the "command"'),
+        (b'"""Train."""\nimport torch\n', 'gives it to a run; in a job file it is the "command"'),
+        (b'{\n "cells": [\n', "it seems to be a notebook: pliant submit papermill -- "),
         (b"#!/bin/bash\n#SBATCH -N 1\n", "it seems to be a script"),
         (b"# a sweep\n[[traces]]\nname = 1\n", "it seems to be TOML"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from pliant.cli.predictions import predictor_fit
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_predictor, write_events
+from pliant.schemas.io import write_events
 from pliant.schemas.predictor import MOST_ROWS, Predictor
 from pliant.tools.profile.predictor import (
     FEWEST_JOBS,
@@ -181,19 +181,6 @@ def written(path: Path, jobs: int, seed: int) -> str:
         events.append(Event(1000.0 + number, "finish", name, samples_done=made.total_samples))
     write_events(events, path)
     return str(path)
-
-
-def test_the_command_fits_a_predictor_and_goes_on_from_it(tmp_path, capsys):
-    one, two, both = (str(tmp_path / name) for name in ("one.json", "two.json", "both.json"))
-    first, second = written(tmp_path / "a.jsonl", 10, 1), written(tmp_path / "b.parquet", 4, 2)
-    predictor_fit([first], output=one)
-    stderr = capsys.readouterr().err
-    assert "10 jobs, " in stderr
-    assert "90 % intervals hold " in stderr
-    predictor_fit([second], append=one, output=two)
-    predictor_fit([first, second], output=both)
-    assert read_predictor(two).jobs == 14
-    assert Path(two).read_bytes() == Path(both).read_bytes()
 
 
 def test_the_command_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,9 @@ def test_the_command_says_it_in_words_and_draws_it(tmp_path: Path, monkeypatch: 
     words = ("trace", "describe", "jobs.jsonl", "--cluster", "cluster.json")
     done = call(*words, "--cluster-for", "0.2")
     assert "work: 96.0 GPU hours, none known of 1 job" in done.stdout
-    assert "cluster for a load of 0.2: 10 GPUs" in done.stdout
+    assert "cluster for a load of 0.2: 10 GPUs\n" in done.stdout
+    large = call(*words, "--cluster-for", "0.8").stdout
+    assert "a load of 0.8: 4 GPUs, as many as its largest job has; their load is 0.5\n" in large
     assert "overload: 2 times" in done.stderr
     for name in ("one.svg", "two.svg"):
         assert call(*words, "--figure", name).exit_code == 0

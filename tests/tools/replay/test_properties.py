@@ -22,7 +22,6 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import policy_names
 from tests.builders import FREE_CHANGES, cluster, job
 from tests.effort import examples
-from tests.tools.profile.rows_builder import step
 from tests.tools.replay.any_world import (
     EVENT_DRIVEN,
     LEARNED,
@@ -130,7 +129,7 @@ def replayed(policy: str, *trace: Job, profile: Profile | None = None, **simulat
 def test_an_empty_trace_ends_at_once_and_one_job_runs(policy: str) -> None:
     done = replayed(policy)
     assert [event.event for event in done.log.events()] == ["decision"]
-    assert done.summary.lines() == [f"{policy}: 0 of 0 jobs finished, ends at 0 s, 0 decisions, 0 ms each"]
+    assert done.summary.lines() == [f"{policy}: 0 of 0 jobs finished, ends after 0 s, 0 decisions, 0 ms each"]
     assert ends(replayed(policy, job("a", at=720, gpus=2, gpu_seconds=20))) == {"a": 730}
 
 
@@ -147,34 +146,6 @@ def test_ten_years_in_which_nothing_happens_are_quick(policy: str) -> None:
     done = replayed(policy, decade, job("late", at=9 * YEAR_S, gpu_seconds=5))
     assert ends(done) == {"decade": 10 * YEAR_S, "late": 9 * YEAR_S + 5}
     assert done.summary.decisions < 20
-
-
-PROFILE = Profile(
-    tuple(
-        step(gpus, 8 // gpus, seconds and seconds / gpus, model=model)
-        for model, seconds in (("linear", 8.0), ("huge", None))
-        for gpus in (1, 2)
-    )
-)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_jobs_that_can_never_run_are_named_with_the_reason(policy: str) -> None:
-    work = {"samples": 80}
-    done = replayed(
-        policy,
-        job("fits", batch=8, work=work),
-        job("large", gpus=9, batch=64, work=work),
-        job("wide", gpus=6, low=5, high=8, batch=64, work=work),
-        job("huge", model="huge", batch=8, work=work),
-        profile=PROFILE,
-    )
-    assert set(ends(done)) == {"fits"}
-    told = {one.job: one.reason for one in (*done.summary.unfinished, *done.summary.rejections)}
-    assert set(told) == {"large", "wide", "huge"}
-    assert "9 GPUs of one type, the cluster has 4" in told["large"]
-    assert "GPUs of one type, the cluster has 4" in told["wide"]
-    assert "batch 8" in told["huge"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -22,7 +22,6 @@ from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.output import job_output
 from pliant.tools.run.watch.status import Watcher, run_line
-from tests.builders import job
 from tests.cli.calling import call as in_process
 from tests.leftovers import started
 from tests.tools.run.conftest import left_running
@@ -165,14 +164,6 @@ def test_failed_jobs_are_named_once_and_the_exit_code_is_5(site: Site) -> None:
     assert "pliant: job a failed: rank 0 crashed: as told" in done.stderr
     assert "1 of 1 job failed; its output: pliant log a --state" in done.stderr
     assert run_once(options)[1] == []
-
-
-def test_wrong_input_makes_no_state_directory(site: Site) -> None:
-    site.jobs.append(job("a", work={"samples": 5}))
-    with pytest.raises(BadInputError, match='job "a" has no command'):
-        run_until_done(site.options("fifo"), lambda _log, _now_s: None)
-    assert in_process("run", "--until-done", "--detach", "--state", str(site.state)).exit_code == 2
-    assert not site.state.exists()
 
 
 def test_a_signal_stops_jobs_and_no_other_run_is_let_in_before(site: Site) -> None:

@@ -4,6 +4,7 @@ from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError
 from pliant.tools.schedule.assumptions import (
     RowTrust,
+    demands_unlimited,
     nothing_to_resize,
     order_assumed,
     refuse,
@@ -114,3 +115,13 @@ def test_policies_say_where_they_fall_back() -> None:
     assert order_assumed(jobs, Srtf, profiled=True) == []
     assert order_assumed(jobs, Fifo, profiled=False) == []
     assert order_assumed(jobs[1:], Srtf, profiled=False) == []
+
+
+def test_a_demand_that_no_node_can_limit_is_said() -> None:
+    demands = {"cpus": 2, "memory": 1e9}, {"licenses": 1}
+    jobs = [job(name, resources={"worker": each}) for name, each in zip("ab", demands, strict=True)]
+    found = [each.text for each in demands_unlimited(jobs, cluster(2))]
+    assert found[0].startswith("no node states cpus, which 1 job demands: it limits nothing; did you mean")
+    assert found[1:] == ["no node states licenses, which 1 job demands: it limits nothing"]
+    nodes = [{"name": "n", "gpus": 2, "resources": {"licenses": 4, "cpus": 1}}]
+    assert demands_unlimited(jobs, Cluster.model_validate({"nodes": tuple(nodes)})) == []

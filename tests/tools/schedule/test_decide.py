@@ -110,14 +110,6 @@ def test_explaining_adds_what_is_needed_and_when_it_starts(monkeypatch):
     assert asked == [1]
 
 
-@pytest.mark.parametrize("policy", ["las", "srtf", "fair-share"])
-def test_a_start_behind_unknown_work_is_not_predicted(policy: str):
-    known = ask(*(job(name, gpus=8, gpu_seconds=80) for name in "abc"), policy=policy, explain=True)
-    assert all(verdict.predicted_start for verdict in known.waiting)
-    unknown = ask(job("a", gpus=8), job("b", gpus=8), policy=policy, explain=True)
-    assert unknown.waiting[0].predicted_start is None
-
-
 @pytest.mark.parametrize(
     ("jobs", "reason"),
     [

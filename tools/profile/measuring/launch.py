@@ -373,8 +373,8 @@ class LaunchLog:
         self._clock = clock
         self._points: list[tuple[MeasuredPoint, Point]] = []
         self._costs: MeasuredPoint | None = None
-        for found in kept.of(key):
-            self._remember(found)
+        for kept_point in kept.of(key):
+            self._remember(kept_point)
 
     def __len__(self) -> int:
         return len(self._points)
@@ -454,15 +454,15 @@ class LaunchLog:
 
     def _add(self, outcome: Outcome, **fields: object) -> None:
         facts = {name: getattr(outcome, name) for name in ("parameters", "torch", "device", "driver")}
-        found = MeasuredPoint(launch=self._key, measured_at=self._clock(), **facts, **fields)  # type: ignore[arg-type]
-        self._remember(found)
-        self._kept.add(found)
+        measured = MeasuredPoint(launch=self._key, measured_at=self._clock(), **facts, **fields)  # type: ignore[arg-type]
+        self._remember(measured)
+        self._kept.add(measured)
 
-    def _remember(self, found: MeasuredPoint) -> None:
-        if found.point is None:
-            self._costs = found
+    def _remember(self, measured: MeasuredPoint) -> None:
+        if measured.point is None:
+            self._costs = measured
         else:
-            self._points.append((found, found.point))
+            self._points.append((measured, measured.point))
 
 
 def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRequest:
@@ -476,7 +476,7 @@ def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRe
     return request.model_copy(update={"fits": min(max(fits, request.fits), misfit - 1), "misfit": misfit})
 
 
-def _row(found: MeasuredPoint, point: Point, model: str, gpu_type: str, workers: int) -> ProfileRow:
+def _row(measured: MeasuredPoint, point: Point, model: str, gpu_type: str, workers: int) -> ProfileRow:
     row = ProfileRow(
         kind="train",
         model=model,
@@ -490,9 +490,9 @@ def _row(found: MeasuredPoint, point: Point, model: str, gpu_type: str, workers:
         stdev_seconds=point.own_share * statistics.pstdev(point.step_s) if point.feasible else None,
         iterations=len(point.step_s),
         peak_memory=point.peak_memory if point.feasible else None,
-        parameters=found.parameters,
+        parameters=measured.parameters,
         feasible=point.feasible,
-        measured_at=found.measured_at,
+        measured_at=measured.measured_at,
         busy_share=point.busy_share if point.feasible else None,
     )
     if point.weights:

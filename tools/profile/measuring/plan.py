@@ -177,11 +177,11 @@ def node_to_measure(cluster: Cluster | None, devices: int | None = None) -> Meas
     :raises BadInputError: the cluster is empty.
     :raises ServiceMissingError: the cluster has GPUs and this machine has none.
     """
-    found = visible_gpus() if devices is None else devices
+    gpus = visible_gpus() if devices is None else devices
     if cluster is None:
-        return _this_machine(found)
+        return _this_machine(gpus)
     node = _node(cluster)
-    workers = _workers(cluster, node, found)
+    workers = _workers(cluster, node, gpus)
     if not workers:
         what = 'the cluster has slots of kind "gpu" but this machine has none to measure on'
         raise ServiceMissingError(f'{what}; run profile on one of its nodes, or state "slots": "cpu"')

@@ -151,10 +151,10 @@ def is_disturbed(point: Point) -> bool:
 
 def by_configuration(points: Iterable[Point]) -> dict[tuple[int, int, int], list[Point]]:
     """The visits of each configuration, in order of first visits."""
-    found: dict[tuple[int, int, int], list[Point]] = {}
+    points_by_key: dict[tuple[int, int, int], list[Point]] = {}
     for point in points:
-        found.setdefault(point.key, []).append(point)
-    return found
+        points_by_key.setdefault(point.key, []).append(point)
+    return points_by_key
 
 
 def best_visits(points: Iterable[Point]) -> list[Point]:
@@ -198,8 +198,8 @@ def is_settled(visits: Sequence[Point]) -> bool:
 
 def unsettled(points: Iterable[Point], visits: int) -> list[Point]:
     """A point of each configuration to measure again: not settled, and visited less often than ``visits``."""
-    found = by_configuration(points).values()
-    return [each[0] for each in found if len(each) < visits and not is_settled(each)]
+    groups = by_configuration(points).values()
+    return [each[0] for each in groups if len(each) < visits and not is_settled(each)]
 
 
 def is_measured(request: MeasurementRequest, workers: int) -> bool:

@@ -336,10 +336,10 @@ class AllReduceCache:
         """
         if not Path(path).exists():
             return None
-        found = read_profile(path)
-        measured_on = dict(found.metadata).get(_CLUSTER)
-        rows = tuple(row for row in found.rows if row.kind == "allreduce")
-        if measured_on is None or len(rows) < len(found.rows):
+        profile = read_profile(path)
+        measured_on = dict(profile.metadata).get(_CLUSTER)
+        rows = tuple(row for row in profile.rows if row.kind == "allreduce")
+        if measured_on is None or len(rows) < len(profile.rows):
             what = "is not a file of all-reduce times, expected one that `profile --allreduce` has written"
             raise BadInputError.one(str(path), what)
         if measured_on != cluster:
@@ -347,7 +347,7 @@ class AllReduceCache:
             raise BadInputError.one(
                 str(path), f"{what}: measure again with --refresh, or name another --allreduce-file"
             )
-        return cls(rows, measured_on, found.metadata)
+        return cls(rows, measured_on, profile.metadata)
 
     @classmethod
     def of(cls, profile: Profile, cluster: str) -> Self:

@@ -107,8 +107,8 @@ class OtherLoad:
         waited_s, trainer_s = largest([waited_s, trainer_s], self._device)
         others_s -= total(ended.own_s - began.own_s, self._device)
         # each worker has read the machine's clocks at its own moment
-        found = [max(0.0, min(each_s, others_s)) / passed_s for each_s in (waited_s, trainer_s)]
-        share, self.of_steps = (round(min(1.0, each), 4) for each in largest(found, self._device))
+        shares = [max(0.0, min(each_s, others_s)) / passed_s for each_s in (waited_s, trainer_s)]
+        share, self.of_steps = (round(min(1.0, each), 4) for each in largest(shares, self._device))
         return share
 
 

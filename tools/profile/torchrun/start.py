@@ -190,8 +190,8 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 def interface_of(address: str) -> str | None:
     """The interface of this machine with an IP address; None if there is none, or for a host name."""
     wanted = LOOPBACK if _is_loopback(address) and ":" not in address else address
-    for name, found in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == wanted for entry in found):
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == wanted for entry in addresses):
             return name
     return None
 
@@ -235,8 +235,8 @@ def last_words(workers: Iterable[Path], *others: Path) -> str:
     lines = next((lines for lines in found_lines if any(lines)), [])
     if not (_after_traceback(lines) or any(map(_is_error, lines))) and started:
         killed = (_SIGNAL.search(line) for path in others for line in _end_of(path).splitlines())
-        if (found := next(filter(None, killed), None)) is not None:
-            return f"killed by {found['name']}"
+        if (signal := next(filter(None, killed), None)) is not None:
+            return f"killed by {signal['name']}"
     if found_lines and not lines:
         return "only warnings on stderr"
     return printable(_most_telling(lines)) if lines else ""
@@ -261,13 +261,13 @@ def is_usage_error(words: str) -> bool:
 
 def _without_warnings(lines: Iterable[str]) -> list[str]:
     """Lines without warnings, and without the lines of code that Python shows below them."""
-    found, below = list[str](), False
+    kept, below = list[str](), False
     for line in lines:
         is_code = below and line[:1].isspace()
         below = _WARNING.match(line) is not None
         if not (below or is_code):
-            found.append(line.rstrip())
-    return found
+            kept.append(line.rstrip())
+    return kept
 
 
 def _is_error(line: str) -> bool:
@@ -275,15 +275,15 @@ def _is_error(line: str) -> bool:
 
 
 def _most_telling(lines: list[str]) -> str:
-    found = _after_traceback(lines) or next(
+    telling = _after_traceback(lines) or next(
         (line.strip() for line in reversed(lines) if _is_error(line)), None
     )
-    if found is None:
+    if telling is None:
         return _last_message(lines)
-    if _SYNTAX_ERROR.match(found):  # its message alone does not say where
+    if _SYNTAX_ERROR.match(telling):  # its message alone does not say where
         where = [place for line in lines if (place := _PLACE.match(line.strip()))]
-        return f"{found} ({Path(where[-1]['file']).name}, line {where[-1]['line']})" if where else found
-    return found
+        return f"{telling} ({Path(where[-1]['file']).name}, line {where[-1]['line']})" if where else telling
+    return telling
 
 
 def _after_traceback(lines: Sequence[str]) -> str | None:
@@ -305,14 +305,14 @@ def _is_traceback(lines: Sequence[str], place: int) -> bool:
 
 def _grouped(trace: Sequence[str]) -> list[str]:
     """The exception that a traceback ends with, and the exceptions of a group."""
-    plain, found, is_next = [_MARGIN.sub("", line) for line in trace], list[str](), True
+    plain, group, is_next = [_MARGIN.sub("", line) for line in trace], list[str](), True
     for line in plain[1:]:
         if _PART.match(line):
             is_next = True
         elif is_next and line and not (line[0].isspace() or line[0] in _OF_BOX or _TRACEBACK.match(line)):
-            found.append(line)
+            group.append(line)
             is_next = False
-    return found or [""]
+    return group or [""]
 
 
 def _last_message(lines: list[str]) -> str:

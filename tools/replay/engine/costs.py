@@ -64,25 +64,29 @@ def parse_costs(
             return _stated(text, option)
         if text not in known:
             known[text] = _read_costs(text, option, profile)
-        found: Cost = getattr(known[text], kind)
-        return found
+        cost: Cost = getattr(known[text], kind)
+        return cost
 
     return cost("start", start), cost("rescale", rescale), cost("resume", resume)
 
 
 def _stated(text: str, option: str) -> Cost:
     expected = "expected seconds or a time like 30s, MODEL=30s, profile or an event file (.jsonl, .parquet)"
-    found = dict(stated_numbers(text, option, read_duration, expected))
-    default_s = found.pop(None, 0.0)
-    return Cost(default_s, {model: seconds for model, seconds in found.items() if model is not None}, option)
+    seconds_by_model = dict(stated_numbers(text, option, read_duration, expected))
+    default_s = seconds_by_model.pop(None, 0.0)
+    return Cost(
+        default_s,
+        {model: seconds for model, seconds in seconds_by_model.items() if model is not None},
+        option,
+    )
 
 
 def _read_costs(text: str, option: str, profile: str | None) -> MeasuredCosts:
     if text != "profile":
-        found = costs_from_events(read_events(text))
-        if not found.start.by_model:
+        costs = costs_from_events(read_events(text))
+        if not costs.start.by_model:
             raise BadInputError.one(text, "has no measured start or rescale to take costs from")
-        return found
+        return costs
     if profile is None or profile == PIPE:
         raise UsageError(f"{option} profile: name the profile with --profile FILE")
     measured = unstated_costs(read_profile(profile))
@@ -135,9 +139,9 @@ def costs_from_events(events: Iterable[Event]) -> MeasuredCosts:
             reported_s[event.job] = event.time
         if event.event == "finish" and event.job in reported_s:
             leaves.setdefault(models.get(event.job, ""), []).append(event.time - reported_s[event.job])
-        found = by_kind.get("rescale" if change in RESCALES else change)
-        if found is not None and event.overhead_seconds is not None:
-            found.setdefault(models.get(event.job, ""), []).append(event.overhead_seconds)
+        seconds_by_model = by_kind.get("rescale" if change in RESCALES else change)
+        if seconds_by_model is not None and event.overhead_seconds is not None:
+            seconds_by_model.setdefault(models.get(event.job, ""), []).append(event.overhead_seconds)
     costs = _measured(by_kind["start"], by_kind["rescale"], by_kind["resume"])
     return replace(costs, start=_with_ends(costs.start, leaves))
 
@@ -158,8 +162,8 @@ def unstated_costs(profile: Profile | None) -> MeasuredCosts | None:
         by_model(rows, lambda row: row.start_seconds),
         by_model(rows, lambda row: row.relaunch_seconds),
     )
-    found = _measured(starts, rescales(rows), relaunches)
-    return found if found.start.by_model else None
+    costs = _measured(starts, rescales(rows), relaunches)
+    return costs if costs.start.by_model else None
 
 
 def _measured(

@@ -367,5 +367,5 @@ class Engine:
 
 def _company(job: JobState) -> str:
     """What a job has beside its GPUs: parameter servers, and a job that shares them."""
-    found = {"servers": job.servers or None, "beside": job.beside}
-    return compact_json({name: value for name, value in found.items() if value is not None})
+    details = {"servers": job.servers or None, "beside": job.beside}
+    return compact_json({name: value for name, value in details.items() if value is not None})

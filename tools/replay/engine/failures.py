@@ -109,14 +109,14 @@ def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
     """Node events of several sources in order: a node is down while any of them has it down."""
     listed = [(event, number) for number, events in enumerate(sources) for event in _without_gaps(events)]
     down_by: dict[str, set[int]] = {}
-    found = []
+    paired = []
     for event, number in sorted(listed):
         held_by = down_by.setdefault(event.node, set())
         was_down = bool(held_by)
         (held_by.discard if event.up else held_by.add)(number)
         if bool(held_by) != was_down:
-            found.append(event)
-    return tuple(found)
+            paired.append(event)
+    return tuple(paired)
 
 
 def _without_gaps(events: Sequence[NodeEvent]) -> Iterator[NodeEvent]:

@@ -105,10 +105,10 @@ class EventLog:
 
     def column(self, name: str) -> array[Any]:
         """One of :data:`COLUMNS` as numbers: of texts their codes, NaN or :data:`NO_NUMBER` for null."""
-        found = array("d" if name in _FLOATS else "q")
+        values = array("d" if name in _FLOATS else "q")
         with memoryview(self._packed) as packed, packed.cast("q") as numbers:
-            found.frombytes(numbers[COLUMNS.index(name) :: len(COLUMNS)].tobytes())
-        return found
+            values.frombytes(numbers[COLUMNS.index(name) :: len(COLUMNS)].tobytes())
+        return values
 
     @property
     def last_s(self) -> float:
@@ -168,8 +168,8 @@ class EventLog:
 
     def detail_texts(self, rows: range) -> list[str | None]:
         """:param rows: in the columns, counted from the first of them."""
-        found = map(self.details.get, range(self.first + rows.start, self.first + rows.stop))
-        return [None if detail is None else detail_text(detail) for detail in found]
+        details = map(self.details.get, range(self.first + rows.start, self.first + rows.stop))
+        return [None if detail is None else detail_text(detail) for detail in details]
 
     def events(self) -> Iterator[Event]:
         for fields in self._rows():

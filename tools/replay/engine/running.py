@@ -380,7 +380,7 @@ class RoundTimes:
         self._next = self._number(now_s) + 1
 
     def _number(self, now_s: float) -> int:
-        found = math.floor(now_s / self._interval_s)
-        while found * self._interval_s < now_s:
-            found += 1
-        return max(self._next, found)
+        number = math.floor(now_s / self._interval_s)
+        while number * self._interval_s < now_s:
+            number += 1
+        return max(self._next, number)

@@ -106,9 +106,9 @@ class Interference:
 
     def speed_factor(self, job_id: str) -> float:
         nodes = self._nodes.get(job_id, ())
-        found = self._slowed if any(len(self._beside[node]) > 1 for node in nodes) else 1.0
-        self._last[job_id] = found
-        return found
+        factor = self._slowed if any(len(self._beside[node]) > 1 for node in nodes) else 1.0
+        self._last[job_id] = factor
+        return factor
 
     def changed(self) -> list[str]:
         """Jobs whose speed factor is not what :meth:`speed_factor` returned last, by id."""

@@ -20,12 +20,15 @@ from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.parquet import cast, compute, kernels, text_array
 from pliant.tools.replay.importers.conversion import (
     NOTHING,
+    REPEATED,
     Conversion,
     InputRow,
     MalformedRowError,
     Reason,
     are_plain,
+    hashes,
     parse_timestamp,
+    row_keys,
     text_bytes,
 )
 
@@ -94,8 +97,8 @@ class WordColumn:
 
     def marks(self, test: Callable[[str], bool]) -> Marks:
         """The rows whose text passes."""
-        found: Marks = np.array([bool(test(text)) for text in self.texts], dtype=bool)[self.places]
-        return found
+        marks: Marks = np.array([bool(test(text)) for text in self.texts], dtype=bool)[self.places]
+        return marks
 
     def stated(self) -> Marks:
         return self.marks(bool)
@@ -128,6 +131,8 @@ class RowBlock:
         """By row."""
         self.dropped: list[tuple[str, int]] = []
         """Reason and number of rows."""
+        self.repeated = 0
+        """Rows that were there before."""
         self.assumed: list[tuple[int, str, int, str]] = []
         """First row of those that a sentence holds for, the sentence, how many they are, and the place of the
         first if it is named."""
@@ -175,10 +180,10 @@ class RowBlock:
 
     def drop(self, rows: Marks, reason: str) -> None:
         """By the format's own meaning the rows are no GPU training jobs."""
-        found = rows & self.live
-        if count := int(found.sum()):
+        dropped = rows & self.live
+        if count := int(dropped.sum()):
             self.dropped.append((str(reason), count))
-            self.live &= ~found
+            self.live &= ~dropped
 
     def refuse(self, rows: Marks, field: str, message: str | Callable[[int], str]) -> None:
         """The rows do not say what the format asks for."""
@@ -206,27 +211,40 @@ class RowBlock:
     def line(self, row: int) -> int:
         return int(self.lines[row])
 
-    def ids(self, name: str) -> pa.Array:
-        """A new job id for each live row, made of the text in a column."""
+    def ids(self, name: str, *facts: Numbers | WordColumn) -> pa.Array:
+        """A new job id for each live row, made of the text in a column.
+
+        :param facts: a row of an id for which these were the same before is the same job: it counts once.
+        """
         texts = self.columns[name]
         if not are_plain(texts) or (_may_say_nothing(texts) and is_in(texts, _unsaid()).any()):
-            return self._ids_one_by_one(self.text(name).listed())
-        return self._plain_ids(texts)
+            return self._ids_one_by_one(self.text(name).listed(), _keys_of(facts))
+        return self._plain_ids(texts, _keys_of(facts))
 
-    def new_ids(self, texts: pa.Array) -> pa.Array:
-        """A new job id for each live row, made of its text, whatever it says."""
-        return self._plain_ids(texts) if are_plain(texts) else self._ids_one_by_one(texts.to_pylist())
+    def new_ids(self, texts: pa.Array, *facts: Numbers | WordColumn) -> pa.Array:
+        """A new job id for each live row, made of its text, whatever it says; facts as in :meth:`ids`."""
+        keys = _keys_of(facts)
+        if are_plain(texts):
+            return self._plain_ids(texts, keys)
+        return self._ids_one_by_one(texts.to_pylist(), keys)
 
-    def _plain_ids(self, texts: pa.Array) -> pa.Array:
-        wanted = texts if self.live.all() else _taken(texts, np.flatnonzero(self.live))
-        return texts if self.conversion.ids.take(wanted) else self._ids_one_by_one(texts.to_pylist())
+    def _plain_ids(self, texts: pa.Array, keys: NDArray[np.uint64] | None) -> pa.Array:
+        every = bool(self.live.all())
+        wanted = texts if every else _taken(texts, np.flatnonzero(self.live))
+        if self.conversion.ids.take(wanted, keys if keys is None or every else keys[self.live]):
+            return texts
+        return self._ids_one_by_one(texts.to_pylist(), keys)
 
     def numbered_ids(self, prefix: str) -> pa.Array:
         """A new job id for each live row, made of its number."""
         return self._ids_one_by_one([f"{prefix}-{line - 1}" for line in self.lines.tolist()])
 
-    def _ids_one_by_one(self, texts: list[str]) -> pa.Array:
+    def _ids_one_by_one(self, texts: list[str], keys: NDArray[np.uint64] | None = None) -> pa.Array:
         for row in np.flatnonzero(self.live).tolist():
+            if keys is not None and self.conversion.ids.is_repeated(texts[row], int(keys[row])):
+                self.live[row] = False
+                self.repeated += 1
+                continue
             place = f"{self.source}:{self.line(row)}"
             assume = partial(self.assume_row, row, place=place)
             texts[row] = self.conversion.ids.new(texts[row], assume)
@@ -237,38 +255,38 @@ class RowBlock:
             return WordColumn.same("", len(self))
         column = self.columns[name]
         if id(column) not in self._words:
-            found = compute("dictionary_encode", column)
-            texts = [_said(text) for text in found.dictionary.to_pylist()]
-            self._words[id(column)] = WordColumn(texts, _numpy(found.indices, np.int32))
+            encoded = compute("dictionary_encode", column)
+            texts = [_said(text) for text in encoded.dictionary.to_pylist()]
+            self._words[id(column)] = WordColumn(texts, _numpy(encoded.indices, np.int32))
         return self._words[id(column)]
 
     def text(self, name: str) -> WordColumn:
-        found = self.optional_text(name)
-        self.refuse(~found.stated(), name, "is empty, expected some text")
-        return found
+        words = self.optional_text(name)
+        self.refuse(~words.stated(), name, "is empty, expected some text")
+        return words
 
     def optional_number(self, name: str) -> Numbers:
         return self._read(name, lambda row: row.optional_number(name))
 
     def number(self, name: str) -> Numbers:
-        found = self.optional_number(name)
-        self.refuse(np.isnan(found), name, "is empty, expected a number")
-        return found
+        numbers = self.optional_number(name)
+        self.refuse(np.isnan(numbers), name, "is empty, expected a number")
+        return numbers
 
     def count(self, name: str) -> Numbers:
-        found = self.number(name)
-        wrong = found != np.floor(found)
+        numbers = self.number(name)
+        wrong = numbers != np.floor(numbers)
         self.refuse(wrong, name, lambda row: f"{self._raw(name, row)!r} is not a whole number")
-        return found
+        return numbers
 
     def count_text(self, name: str) -> WordColumn:
         """The numbers of :meth:`count` as texts."""
         return words_of(self.count(name), lambda value: str(int(value)))
 
     def positive_count(self, name: str) -> Numbers:
-        found = self.count(name)
-        self.refuse(found == 0, name, "is 0, expected 1 or more")
-        return found
+        counts = self.count(name)
+        self.refuse(counts == 0, name, "is 0, expected 1 or more")
+        return counts
 
     def optional_timestamp(self, name: str, zone: tzinfo | None = None, unit_s: float = 1.0) -> Numbers:
         """Parameters as those of :func:`~.conversion.parse_timestamp`; the zone is by default that of the
@@ -282,9 +300,9 @@ class RowBlock:
         return self._read(name, read_one, zone, unit_s)
 
     def timestamp(self, name: str) -> Numbers:
-        found = self.optional_timestamp(name)
-        self.refuse(np.isnan(found), name, "is empty, expected a time")
-        return found
+        times_s = self.optional_timestamp(name)
+        self.refuse(np.isnan(times_s), name, "is empty, expected a time")
+        return times_s
 
     def read_words(self, name: str, read_one: Callable[[InputRow], float]) -> Numbers:
         """A number for each text of a column; without the column for an empty one."""
@@ -295,8 +313,8 @@ class RowBlock:
                 values[place] = read_one(InputRow(self.source, None, {name: words.texts[place]}))
             except MalformedRowError as error:
                 self.refuse(words.places == place, error.field, error.message)
-        found: Numbers = values[words.places]
-        return found
+        numbers: Numbers = values[words.places]
+        return numbers
 
     def _read(
         self,
@@ -324,15 +342,15 @@ class RowBlock:
     def _read_one_by_one(
         self, name: str, rows: Rows, values: Numbers, read_one: Callable[[InputRow], float | None]
     ) -> None:
-        found: dict[str, float | MalformedRowError | None] = {}
+        value_by_text: dict[str, float | MalformedRowError | None] = {}
         for row in rows.tolist():
             text = self._raw(name, row)
-            if text not in found:
+            if text not in value_by_text:
                 try:
-                    found[text] = read_one(InputRow(self.source, None, {name: text}))
+                    value_by_text[text] = read_one(InputRow(self.source, None, {name: text}))
                 except MalformedRowError as error:
-                    found[text] = error
-            value = found[text]
+                    value_by_text[text] = error
+            value = value_by_text[text]
             if isinstance(value, MalformedRowError):
                 self.refuse_row(row, value.field, value.message)
             elif value is not None:
@@ -391,6 +409,8 @@ def settle(block: RowBlock) -> None:
     conversion.count_rows(len(block) + len(block.others))
     for reason, count in block.dropped:
         conversion.summary.dropped[reason] += count
+    if block.repeated:
+        conversion.summary.joined[REPEATED] += block.repeated
     for _, sentence, count, place in sorted(block.assumed, key=lambda found: found[0]):
         conversion.summary.assume_here(sentence, count, place)
     refused = [(block.line(row), problems) for row, problems in block.problems.items()]
@@ -410,25 +430,25 @@ def is_in(texts: pa.Array, words: pa.Array) -> Marks:
 
 
 def matches(texts: pa.Array, pattern: str) -> Marks:
-    found = compute("match_substring_regex", texts, options=kernels().MatchSubstringOptions(pattern))
-    return truths(found)
+    matched = compute("match_substring_regex", texts, options=kernels().MatchSubstringOptions(pattern))
+    return truths(matched)
 
 
-def truths(found: pa.Array) -> Marks:
+def truths(truth_values: pa.Array) -> Marks:
     """Of an Arrow array of truth values without null."""
     import pyarrow as pa
 
-    return _numpy(cast(found, pa.uint8()), np.uint8).view(np.bool_)
+    return _numpy(cast(truth_values, pa.uint8()), np.uint8).view(np.bool_)
 
 
-def numbers_of(found: pa.Array) -> Numbers:
+def numbers_of(numbers: pa.Array) -> Numbers:
     """Of an Arrow array of floats without null."""
-    return _numpy(found, np.float64)
+    return _numpy(numbers, np.float64)
 
 
-def _numpy(found: pa.Array, kind: Any) -> NDArray[Any]:
+def _numpy(values: pa.Array, kind: Any) -> NDArray[Any]:
     """The values of an Arrow array, those of nulls undefined; it may not be written to."""
-    return _numpy_of(found.buffers()[1], kind, found.offset, len(found))
+    return _numpy_of(values.buffers()[1], kind, values.offset, len(values))
 
 
 def _numpy_of(buffer: pa.Buffer, kind: Any, start: int, count: int) -> NDArray[Any]:
@@ -444,8 +464,8 @@ def arrow_array(values: NDArray[Any], arrow_type: pa.DataType) -> pa.Array:
 
 def _said(text: str) -> str:
     """As :meth:`InputRow.optional_text`."""
-    found = text.strip()
-    return "" if found.lower() in NOTHING else found
+    stripped = text.strip()
+    return "" if stripped.lower() in NOTHING else stripped
 
 
 @cache
@@ -480,8 +500,8 @@ def _usual(texts: pa.Array, stated: Marks, zone: tzinfo | None, unit_s: float) -
     if zone is None or first.replace(".", "", 1).isdecimal():
         pattern, always = (_DIGITS, not _are_digits(texts)) if zone else (_NUMBER, False)
         values, known = _cast(texts, stated, pa.float64(), pattern, always=always)
-        found = _numpy(values, np.float64)
-        return found * unit_s, known & np.isfinite(found) & (found >= 0)
+        numbers = _numpy(values, np.float64)
+        return numbers * unit_s, known & np.isfinite(numbers) & (numbers >= 0)
     zoned = first.endswith("Z") or (len(first) > 16 and first[-6] in "+-")
     if not zoned and not isinstance(zone, timezone):
         return np.full(len(texts), np.nan), none  # its offset changes with the time
@@ -512,6 +532,18 @@ def _cast(
     except pa.ArrowInvalid:
         none = np.zeros(len(texts), dtype=bool)
         return cast(_only(texts, none), kind), none
+
+
+def _keys_of(facts: Sequence[Numbers | WordColumn]) -> NDArray[np.uint64] | None:
+    """Keys of rows by :func:`~.conversion.row_keys`, if there are facts to know them by."""
+    if not facts:
+        return None
+    return row_keys(
+        *(
+            hashes(text_array(fact.texts))[fact.places] if isinstance(fact, WordColumn) else fact
+            for fact in facts
+        )
+    )
 
 
 def _taken(texts: pa.Array, rows: Rows) -> pa.Array:

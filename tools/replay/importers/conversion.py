@@ -27,6 +27,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.columns import TableKind, validate_row
+from pliant.schemas.file_io.parquet import text_array
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
@@ -62,6 +63,10 @@ class JobIds:
         """Of all of these, sorted; each array is at least twice as long as the next."""
         self._numbers: dict[str, int] = {}
         """The last number that was put behind a repeated id."""
+        self._rows: list[NDArray[np.uint64]] = []
+        """Keys of rows that are not in the set yet."""
+        self._listed_rows: set[tuple[str, int]] = set()
+        """Id and key of rows; see :meth:`is_repeated`."""
 
     def new(self, text: str, assume: Callable[[str], None]) -> str:
         """An id made of ``text``: unused characters become ``_``, a repeated id gets ``-2``, ``-3``, …
@@ -83,12 +88,25 @@ class JobIds:
         self._ids.add(unique)
         return unique
 
-    def take(self, texts: pa.Array) -> bool:
-        """Use texts that :func:`are_plain` as ids. Returns False, and uses none, if one is used already."""
+    def is_repeated(self, text: str, key: int) -> bool:
+        """Whether a row of this id and key (:func:`row_keys`) was there before; from now on it was."""
+        self._list_all()
+        row = (text, key)
+        known = row in self._listed_rows
+        self._listed_rows.add(row)
+        return known
+
+    def take(self, texts: pa.Array, keys: NDArray[np.uint64] | None = None) -> bool:
+        """Use texts that :func:`are_plain` as ids. Returns False, and uses none, if one is used already.
+
+        :param keys: of the rows, where :meth:`is_repeated` is asked for others of this import.
+        """
         if not len(texts):
             return True
         if not self._ids and self._are_new(hashes(texts)):
             self._columns.append(texts)
+            if keys is not None:
+                self._rows.append(keys)
             return True
         self._list_all()
         listed = texts.to_pylist()
@@ -96,6 +114,8 @@ class JobIds:
         if len(distinct) < len(listed) or not self._ids.isdisjoint(distinct):
             return False
         self._ids |= distinct
+        if keys is not None:
+            self._listed_rows.update(zip(listed, keys.tolist(), strict=True))
         return True
 
     def _are_new(self, hashes: NDArray[np.uint64]) -> bool:
@@ -111,7 +131,9 @@ class JobIds:
     def _list_all(self) -> None:
         for texts in self._columns:
             self._ids.update(texts.to_pylist())
-        self._columns, self._hashes = [], []
+        for texts, keys in zip(self._columns, self._rows, strict=False):
+            self._listed_rows.update(zip(texts.to_pylist(), keys.tolist(), strict=True))
+        self._columns, self._hashes, self._rows = [], [], []
 
 
 def text_bytes(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
@@ -157,6 +179,17 @@ def hashes(texts: pa.Array) -> NDArray[np.uint64]:
     return found
 
 
+def row_keys(*facts: Sequence[float] | NDArray[np.float64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A number for each row, the same for those of which all facts are equal, and very seldom for others."""
+    found = np.zeros(len(facts[0]), dtype=np.uint64)
+    for fact in facts:
+        values = np.asarray(fact)
+        words = values if values.dtype == np.uint64 else np.asarray(values, np.float64).view(np.uint64)
+        mixed = (found ^ words) * _MIXER
+        found = mixed ^ (mixed >> _SHIFT)
+    return found
+
+
 def _share_one(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> bool:
     """Whether an element is in both sorted arrays."""
     places = np.searchsorted(known, hashes)
@@ -177,6 +210,7 @@ MALFORMED_NAMED: Final = 5
 """Faults in rows that were dropped as malformed that a summary names."""
 _ROWS_PER_REPORT: Final = 1000
 UNKNOWN_MODEL: Final = "unknown"
+REPEATED: Final = "are there before"
 OUT_OF_BOUNDS: Final = "holds a number that is out of all bounds"
 LATEST_S: Final = 253_402_300_799.0
 """The last second of the year 9999: what is submitted later counts in other units."""
@@ -274,6 +308,8 @@ class Conversion:
                 made = make(row)
                 if isinstance(made, Job):
                     check_bounds(made)
+            except RepeatedRowError:
+                self.summary.joined[REPEATED] += 1
             except DroppedRowError as reason:
                 self.summary.dropped[str(reason)] += 1
             except MalformedRowError as error:
@@ -323,8 +359,16 @@ class Conversion:
         self._shapes.add(shape)
         return not known
 
-    def new_id(self, text: str, place: str = "") -> str:
-        """A job id made of ``text``; what was done to it is in the summary, with the place of its row."""
+    def new_id(self, text: str, place: str = "", *facts: float | str) -> str:
+        """A job id made of ``text``; what was done to it is in the summary, with the place of its row.
+
+        :param facts: as those of a block's ids.
+        :raises RepeatedRowError: the row was there before.
+        """
+        if facts:
+            words = (hashes(text_array((fact,))) if isinstance(fact, str) else [fact] for fact in facts)
+            if self.ids.is_repeated(text, int(row_keys(*words)[0])):
+                raise RepeatedRowError
         return self.ids.new(text, partial(self.summary.assume_here, place=place))
 
     def count_rows(self, rows: int = 1) -> None:
@@ -477,6 +521,10 @@ class Reason(StrEnum):
 
 class DroppedRowError(Exception):
     """By the format's own meaning the row is not a GPU training job; the message says why."""
+
+
+class RepeatedRowError(DroppedRowError):
+    """The row was there before, as where exports overlap."""
 
 
 class MalformedRowError(Exception):

@@ -260,7 +260,7 @@ def job_block(block: RowBlock, ids: pa.Array, submit_time_s: Numbers, fields: Ma
     pieces.add('{"id":"', chosen, '"' + _SUBMIT_TIME, None)
     pieces.add_fields(fields, first=False)
     pieces.add("}\n")
-    found = JobBlock(
+    result = JobBlock(
         submit_time_s[rows],
         pieces.finished(),
         _column(fields.get("user", ""), len(chosen), rows),
@@ -273,8 +273,8 @@ def job_block(block: RowBlock, ids: pa.Array, submit_time_s: Numbers, fields: Ma
     )
     for row, shape in pieces.shapes(len(chosen)):
         if block.conversion.is_new_shape(shape):
-            _check_line(found, row)
-    return found
+            _check_line(result, row)
+    return result
 
 
 def _column(words: str | WordColumn, count: int, rows: Rows | slice) -> WordColumn:
@@ -497,8 +497,8 @@ def _column_of(piece: Any) -> Any:
 def ends_of(texts: pa.Array) -> NDArray[np.int64]:
     """Where each of large texts ends in :func:`text_of` them."""
     ends = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    found: NDArray[np.int64] = ends[1:] - ends[0]
-    return found
+    ends_in_block: NDArray[np.int64] = ends[1:] - ends[0]
+    return ends_in_block
 
 
 def text_of(texts: pa.Array) -> memoryview:

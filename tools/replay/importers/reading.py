@@ -12,7 +12,7 @@ import io
 import json
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
@@ -37,12 +37,13 @@ from pliant.schemas.file_io.limits import check_text, longest_text
 from pliant.schemas.file_io.packing import unpacked
 from pliant.schemas.file_io.parquet import text_array
 from pliant.schemas.text import TOO_MANY
-from pliant.tools.replay.importers.blocks import RowBlock
+from pliant.tools.replay.importers.blocks import RowBlock, is_in
 from pliant.tools.replay.importers.conversion import Conversion, InputRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from _typeshed import WriteableBuffer
+    from numpy.typing import NDArray
 
 Report = Callable[[str, int, int], None]
 _ESCAPE: Final = 0xDC00
@@ -59,6 +60,8 @@ _RECORDS: Final = 1 << 13
 _OTHER_BLANKS: Final = (b";", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e", b"\x1f")
 """What lines of words between blanks seldom hold: a comment, or what Python splits at, too."""
 _DELIMITERS: Final = ",;\t|"
+_MARK: Final = BOM.decode()
+HEADERS: Final = "are lines of column names"
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _decode: Final = json.JSONDecoder().raw_decode
 
@@ -84,11 +87,14 @@ def csv_rows(
     source = source_name(path)
     with open_text(path, conversion.refuse_byte) as stream:
         records = _records(stream, source, delimiter, quoted=quoted)
-        header = next(records, (1, []))[1] if names is None else list(names)
-        header = _lower(header) if any_case else header
+        written = _first(records)[1] if names is None else list(names)
+        header = _lower(written) if any_case else written
         _check_header(header, needed, source, _other_delimiter(header, delimiter, written_by))
         for line, fields in records:
-            if len(fields) == len(header):
+            if _are_names(fields, written):
+                conversion.count_rows()
+                conversion.summary.dropped[HEADERS] += 1
+            elif len(fields) == len(header):
                 yield InputRow(source, line, dict(zip(header, fields, strict=True)))
             elif fields:
                 conversion.refuse_row(source, line, _wrong_length(fields, header, delimiter))
@@ -110,6 +116,17 @@ def _records(
 def _wrong_length(fields: Sequence[str], header: Sequence[str], delimiter: str) -> str:
     extra = f': a "{delimiter}" within a field?' if len(fields) > len(header) else ""
     return f"has {len(fields)} fields, expected {len(header)}{extra}"
+
+
+def _first(records: Iterable[tuple[int, list[str]]]) -> tuple[int, list[str]]:
+    """The first record that is no blank line."""
+    return next(((line, fields) for line, fields in records if fields), (1, []))
+
+
+def _are_names(fields: Sequence[str], header: Sequence[str]) -> bool:
+    """Whether a row names the columns again, as where files were put one behind the other."""
+    first, *others = fields or [""]
+    return [first.removeprefix(_MARK), *others] == [*header]
 
 
 def _lower(header: Sequence[str]) -> list[str]:
@@ -169,9 +186,12 @@ class _CsvBlocks:
         self.source, self.needed, self.delimiter, self.any_case = source, needed, delimiter, any_case
         self.quoted, self.written_by, self.free = quoted, written_by, free
         self.header: list[str] | None = None
+        self.written: Sequence[str] = ()
+        """The header as the file has it."""
         self.line = 0
 
     def take_header(self, names: Sequence[str]) -> None:
+        self.written = names
         self.header = _lower(names) if self.any_case else list(names)
         hint = _other_delimiter(self.header, self.delimiter, self.written_by)
         _check_header(self.header, self.needed, self.source, hint)
@@ -190,22 +210,39 @@ class _CsvBlocks:
 
     def _plain(self, data: bytes) -> Iterator[RowBlock]:
         if self.header is None:
-            first, _, data = data.partition(b"\n")
+            first = b""
+            while data and not first.strip():
+                first, _, data = data.partition(b"\n")
+                self.line += 1
             self.take_header(first.decode().removesuffix("\r").split(self.delimiter))
-            self.line += 1
         columns = _columns(data, self.header or (), self.delimiter)
         if columns is None:
             yield from self._by_csv(_lines_of(data))
             return
         rows = data.count(b"\n")
-        yield RowBlock(self.conversion, self.source, np.arange(self.line + 1, self.line + rows + 1), columns)
+        yield self._block(np.arange(self.line + 1, self.line + rows + 1), columns)
         self.line += rows
+
+    def _block(
+        self,
+        lines: NDArray[np.int64],
+        columns: Mapping[str, pa.Array],
+        others: Sequence[tuple[int, str]] = (),
+    ) -> RowBlock:
+        """Rows, those dropped that name the columns again."""
+        block = RowBlock(self.conversion, self.source, lines, columns, others)
+        first = self.written[0] if self.written else ""
+        if columns and is_in(next(iter(columns.values())), text_array((first, _MARK + first))).any():
+            texts = (column.to_pylist() for column in columns.values())
+            again = [_are_names(fields, self.written) for fields in zip(*texts, strict=True)]
+            block.drop(np.array(again), HEADERS)
+        return block
 
     def _by_csv(self, lines: Iterable[str]) -> Iterator[RowBlock]:
         before = self.line
         records = _records(lines, self.source, self.delimiter, before=before, quoted=self.quoted)
         if self.header is None:
-            self.line, names = next(records, (1, []))
+            self.line, names = _first(records)
             self.take_header(names)
         header = self.header or []
         free = [place for place, name in enumerate(header) if name in self.free]
@@ -221,13 +258,7 @@ class _CsvBlocks:
             ]
             texts = zip(*(fields for _, fields in good), strict=True)
             columns = {name: text_array(column) for name, column in zip(header, texts, strict=False)}
-            yield RowBlock(
-                self.conversion,
-                self.source,
-                np.array([line for line, _ in good], dtype=np.int64),
-                columns,
-                others,
-            )
+            yield self._block(np.array([line for line, _ in good], dtype=np.int64), columns, others)
 
     def _with_whole_text(self, line: int, fields: list[str], place: int) -> list[str]:
         """Fields of which the one at a place may have been split, as it holds the delimiter."""
@@ -346,10 +377,12 @@ def _whole_lines(stream: io.BufferedReader, source: str) -> bytes:
 def _other_delimiter(header: Sequence[str], delimiter: str, written_by: str) -> str:
     if written_by and header and header[0][:1].isdecimal():
         return f"; the first line is expected to name the columns, as {written_by} does without -n"
-    if len(header) != 1 or not (written_by or any(sign in header[0] for sign in _DELIMITERS)):
+    sign = next((sign for sign in _DELIMITERS if header and sign in header[0]), "")
+    if len(header) != 1 or not (written_by or sign):
         return ""
     if not written_by:
-        return f"; fields are expected with {delimiter} between them"
+        stated = f" (--map of a csv says otherwise, as in delimiter={sign})"
+        return f"; fields are expected with {delimiter} between them{stated}"
     return f"; fields are expected with {delimiter} between them, as {written_by} writes them"
 
 
@@ -534,7 +567,8 @@ def _as_utf8(binary: io.BufferedReader, source: str, report: Report) -> io.Buffe
     stream = unpacked(binary, source)
     if stream.peek(len(PARQUET_MAGIC)).startswith(PARQUET_MAGIC):
         raise BadInputError.one(source, "is a Parquet file, expected text: write it as CSV")
-    if stream.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE):
+    first = stream.peek(2)[:2]
+    if first in (BOM_UTF16_LE, BOM_UTF16_BE) or b"\0" in first:
         text = "is not UTF-8 text but UTF-16: convert it, as iconv -f UTF-16 -t UTF-8 does"
         raise BadInputError.one(source, text)
     return io.BufferedReader(_Utf8(stream, partial(report, source)), BLOCK)

@@ -181,10 +181,7 @@ def _count(summary: ImportSummary, reason: str, rows: int) -> None:
         summary.dropped[reason] += rows
 
 
-JOBS: Final = io.JOBS
-PROFILE: Final = "profile.parquet"
-CONVERGENCE: Final = "convergence.parquet"
-HISTORY: Final = "history.jsonl"
+JOBS, PROFILE, CONVERGENCE, HISTORY = io.JOBS, io.PROFILE, io.CONVERGENCE, io.HISTORY
 FORMATS: Final[dict[str, Format]] = {
     each.name: each
     for each in (
@@ -237,15 +234,15 @@ def import_trace(
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
     stated = None if zone is None else _zone(zone)
-    found = _format(name, mapping, stated)
-    if stated is not None and not (isinstance(found, TraceFormat) and found.zoned):
+    trace_format = _format(name, mapping, stated)
+    if stated is not None and not (isinstance(trace_format, TraceFormat) and trace_format.zoned):
         raise UsageError(f"--time-zone: the times of {name} are seconds or state their zone")
     summary = ImportSummary(name)
     conversion = Conversion(summary, lenient=lenient, progress=progress, zone=stated or UTC)
-    if isinstance(found, NodeFormat):
-        _refuse_workload(found.name, workload)
+    if isinstance(trace_format, NodeFormat):
+        _refuse_workload(trace_format.name, workload)
         _import_nodes(
-            found,
+            trace_format,
             paths,
             conversion,
             out=out,
@@ -256,12 +253,12 @@ def import_trace(
         return summary
     if cluster is not None:
         raise UsageError(f"--cluster: {name} brings no faults of nodes")
-    if isinstance(found, TraceFormat):
-        _refuse_workload(found.name, workload)
+    if isinstance(trace_format, TraceFormat):
+        _refuse_workload(trace_format.name, workload)
         if cluster_out is not None:
             check_output(cluster_out)
-        listed = _cluster(found, paths, cluster_out, conversion)
-        _import_jobs(found.jobs(paths, conversion), found.absolute, out, selection, conversion)
+        listed = _cluster(trace_format, paths, cluster_out, conversion)
+        _import_jobs(trace_format.jobs(paths, conversion), trace_format.absolute, out, selection, conversion)
         if listed is not None and cluster_out is not None:
             io.write_cluster(listed, cluster_out)
             summary.nodes = len(listed.nodes)
@@ -274,9 +271,9 @@ def import_trace(
     path = Path(paths[0])
     if path.is_dir():
         where = _workload_path(path, workload)
-        _import_folder(found, path, where, conversion, out=out, selection=selection)
-    elif found.workload is not None and workload is None:
-        _import_jobs(found.workload(path, conversion), False, out, selection, conversion)
+        _import_folder(trace_format, path, where, conversion, out=out, selection=selection)
+    elif trace_format.workload is not None and workload is None:
+        _import_jobs(trace_format.workload(path, conversion), False, out, selection, conversion)
     else:
         raise UsageError(f"{path}: is not a folder; {name} takes its data folder and --workload FILE")
     return summary
@@ -307,11 +304,15 @@ def _refuse_workload(name: str, workload: str | None) -> None:
 
 
 def _cluster(
-    found: TraceFormat, paths: Sequence[str], cluster_out: str | None, conversion: Conversion
+    trace_format: TraceFormat, paths: Sequence[str], cluster_out: str | None, conversion: Conversion
 ) -> Cluster | None:
-    cluster = None if found.cluster is None else found.cluster(paths, conversion)
+    cluster = None if trace_format.cluster is None else trace_format.cluster(paths, conversion)
     if cluster is None and cluster_out is not None:
-        what = "no list of nodes is among the paths" if found.cluster else f"{found.name} lists no nodes"
+        what = (
+            "no list of nodes is among the paths"
+            if trace_format.cluster
+            else f"{trace_format.name} lists no nodes"
+        )
         raise UsageError(f"--cluster-out: {what}")
     if cluster is not None and cluster_out is None:
         raise UsageError("a list of nodes is among the paths: say with --cluster-out FILE where it goes")
@@ -326,7 +327,7 @@ def _workload_path(folder: Path, workload: str | None) -> Path | None:
 
 
 def _import_nodes(
-    found: NodeFormat,
+    node_format: NodeFormat,
     paths: Sequence[str],
     conversion: Conversion,
     *,
@@ -337,15 +338,15 @@ def _import_nodes(
 ) -> None:
     """Write node events as ``--failures`` reads them, and the cluster that they are about."""
     if len(paths) != 1:
-        raise UsageError(f"{found.name}: {len(paths)} paths, expected one file")
+        raise UsageError(f"{node_format.name}: {len(paths)} paths, expected one file")
     if not selection.is_of_times:
         raise UsageError(
-            f"{found.name} brings no jobs: only --from, --to and --scale-time choose among events"
+            f"{node_format.name} brings no jobs: only --from, --to and --scale-time choose among events"
         )
     for path in (out, cluster_out):
         if path is not None:
             check_output(path)
-    history = found.read(paths, conversion)
+    history = node_format.read(paths, conversion)
     conversion.finish()
     nodes = io.read_cluster(cluster) if cluster is not None else _numbered(history)
     names = [node.name for node in nodes.expanded()]
@@ -410,7 +411,7 @@ def _write_jobs(
 
 
 def _import_folder(
-    found: FolderFormat,
+    folder_format: FolderFormat,
     folder: Path,
     workload: Path | None,
     conversion: Conversion,
@@ -419,9 +420,9 @@ def _import_folder(
     selection: Selection,
 ) -> None:
     if out == PIPE:
-        raise UsageError(f"{found.name} gives several files: name a folder with -o FOLDER")
+        raise UsageError(f"{folder_format.name} gives several files: name a folder with -o FOLDER")
     check_folder(out)
-    imported = found.read(folder, workload, conversion)
+    imported = folder_format.read(folder, workload, conversion)
     with SortedJobs() as spool:
         if workload is not None:
             _collect(imported.jobs, spool, selection, conversion)

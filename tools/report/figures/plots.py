@@ -89,15 +89,15 @@ def _title(text: str, report: Report) -> str:
 def ftf_cdf(report: Report) -> Figure | None:
     title = _title(f"Finish-time fairness against {REFERENCE_NAMES[report.reference]}", report)
     figure, plot = axes(title, "FTF = JCT / JCT under fair sharing", "share of finished jobs")
-    found = _draw_cdf(plot, report, lambda each: sorted(known(each.fair[report.reference].ftf)))
-    if not found:
+    curves = _draw_cdf(plot, report, lambda each: sorted(known(each.fair[report.reference].ftf)))
+    if not curves:
         return None
     plot.axvline(1, color=GREY, linewidth=0.9, zorder=1)
     note = plot.annotate(
         "unfair →", (1, 0), xytext=(4, 4), textcoords="offset points", color=GREY, fontsize=8
     )
     note.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # curves run below it
-    _finish(figure, plot, found, wide=_WIDE_FTF)
+    _finish(figure, plot, curves, wide=_WIDE_FTF)
     return figure
 
 
@@ -105,15 +105,15 @@ def _draw_cdf(
     plot: Axes, report: Report, values_of: Callable[[RunReport], list[float]]
 ) -> list[Sequence[float]]:
     """Returns the values of each run that has some, ascending."""
-    found: list[Sequence[float]] = []
+    curves: list[Sequence[float]] = []
     for column, style in _styled(report):
         of_runs = [(each, values_of(each)) for each in column.runs]
         own = [values for _, values in of_runs if values]
         if own:
             missing = sum(len(each.run.jobs) - len(values) for each, values in of_runs)
             _draw_steps(plot, [cumulated(values) for values in own], _name(column, report, missing), style)
-            found += own
-    return found
+            curves += own
+    return curves
 
 
 def _styled(report: Report) -> Iterator[tuple[Group, LineStyle]]:
@@ -155,8 +155,8 @@ def _name(column: Group, report: Report, missing: int) -> str:
     return f"{column.label} ({', '.join(facts)})" if facts else column.label
 
 
-def _finish(figure: Figure, plot: Axes, found: Sequence[Sequence[float]], *, wide: float) -> None:
-    values = sorted(value for each in found for value in each)
+def _finish(figure: Figure, plot: Axes, curves: Sequence[Sequence[float]], *, wide: float) -> None:
+    values = sorted(value for each in curves for value in each)
     if values[-1] > wide * values[len(values) // 2] and values[0] > 0:
         plain_log(plot, values[0], values[-1])
     else:
@@ -266,23 +266,23 @@ def jct_plot(report: Report, width: int) -> str:
     """Share of finished jobs by JCT, ``width`` characters wide; empty if nothing finished."""
     import plotext
 
-    found = [(each.label, jcts(each)) for each in report.runs]
-    if not any(values for _, values in found):
+    jcts_by_run = [(each.label, jcts(each)) for each in report.runs]
+    if not any(values for _, values in jcts_by_run):
         return ""
-    unit = time_unit(value for _, values in found for value in values)
+    unit = time_unit(value for _, values in jcts_by_run for value in values)
     figure = plotext.figure.clear()
     figure.plot_size(width, _HEIGHT)
     figure.theme("colorless")
     figure.title("share of finished jobs by JCT").label(f"JCT, {unit.name}")
-    figure.ruler("x").lim(0, max(value for _, values in found for value in values) / unit.seconds)
+    figure.ruler("x").lim(0, max(value for _, values in jcts_by_run for value in values) / unit.seconds)
     figure.ruler("y").lim(0, 1)
-    for index, (_, values) in enumerate(found):
+    for index, (_, values) in enumerate(jcts_by_run):
         if values:
             x, y = _corners([value / unit.seconds for value in values])
             figure.draw(figure.signal(x, y, marker=_MARKERS[index % len(_MARKERS)]).lines())
     drawn = _ESCAPES.sub("", str(figure.build()))
     figure.clear()
-    names = (f"{_MARKERS[index % len(_MARKERS)]} {label}" for index, (label, _) in enumerate(found))
+    names = (f"{_MARKERS[index % len(_MARKERS)]} {label}" for index, (label, _) in enumerate(jcts_by_run))
     return "\n".join([*(line.rstrip() for line in drawn.splitlines()), *_legend(names, width)])
 
 
@@ -362,15 +362,15 @@ def bands_of(each: RunReport) -> list[Band]:
     band_of = np.zeros(len(jobs), np.int64)
     band_of[started] = [bands[name] for name in names.values()]
     times, held = each.usage.times_s, jobs.held(each.run.last_event_s)
-    found = []
+    result = []
     for name, number in bands.items():
         own = band_of[held.job] == number
         change_s = np.concatenate([held.start_s[own], held.end_s[own]])
         gpus = np.concatenate([held.counted_gpus[own], -held.counted_gpus[own]])
         changes = np.bincount(np.searchsorted(times, change_s), gpus, len(times))
         colour = PALE if name == "other" else area_colour(number)
-        found.append(Band(name, colour, *thinned(times.tolist(), np.cumsum(changes).tolist())))
-    return found
+        result.append(Band(name, colour, *thinned(times.tolist(), np.cumsum(changes).tolist())))
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,12 +484,12 @@ def _draw_usage(plot: Axes, each: RunReport, unit: TimeUnit, colour: str) -> Non
 
 def team_use(each: RunReport) -> Figure | None:
     """GPUs that each team held, and was entitled to, over time. Returns None of one pool."""
-    end_s, found = each.run.last_event_s, team_gpus_over_time(each.run)
-    if not found or end_s <= 0:
+    end_s, gpus_by_team = each.run.last_event_s, team_gpus_over_time(each.run)
+    if not gpus_by_team or end_s <= 0:
         return None
     unit = time_unit([end_s])
     slots = "GPUs" if each.run.info.cluster.slots == "gpu" else "CPU slots"
-    largest = sorted(found, key=lambda name: (-sum(found[name][1]), name))[:_MOST_TEAMS]
+    largest = sorted(gpus_by_team, key=lambda name: (-sum(gpus_by_team[name][1]), name))[:_MOST_TEAMS]
     figure, rows = axes_below(
         f"{slots} held by teams; line: what they were entitled to: {each.label}",
         f"time since the first submission, {unit.name}",
@@ -497,7 +497,7 @@ def team_use(each: RunReport) -> Figure | None:
         len(largest),
     )
     for index, (plot, name) in enumerate(zip(rows, largest, strict=True)):
-        times, held, entitled = found[name]
+        times, held, entitled = gpus_by_team[name]
         at, gpus = thinned(times, held)
         x = [time / unit.seconds for time in at]
         plot.fill_between(x, gpus, step="post", facecolor=area_colour(index), linewidth=0)

@@ -141,14 +141,14 @@ def _looks_of(policies: Iterable[str]) -> dict[str, tuple[int, int, int]]:
     """Colour, mark and a number for the dashes of each policy: those that its name chooses, else the next
     that are free, the policies in the order of their names.
     """
-    found: dict[str, tuple[int, int, int]] = {}
+    looks: dict[str, tuple[int, int, int]] = {}
     for policy in sorted(set(policies)):
         number = int.from_bytes(sha256(f"{_SALT} {policy}".encode()).digest()[:6], "big")
         number, colour = divmod(number, _PREFERRED)
         number, mark = divmod(number, _PREFERRED)
-        colours, marks = ({look[side] for look in found.values()} for side in (0, 1))
-        found[policy] = _free(colour, colours, len(COLOURS)), _free(mark, marks, len(MARKS)), number
-    return found
+        colours, marks = ({look[side] for look in looks.values()} for side in (0, 1))
+        looks[policy] = _free(colour, colours, len(COLOURS)), _free(mark, marks, len(MARKS)), number
+    return looks
 
 
 def _free(wanted: int, taken: Collection[int], count: int) -> int:

@@ -70,7 +70,7 @@ class Chart:
 def charts(report: Report) -> list[Chart]:
     """Those that would not be empty."""
     styles = run_styles(report.runs)
-    found = [
+    all_charts = [
         _distribution("jct-cdf", "Job completion time", report, [jcts(each) for each in report.runs], styles),
         _distribution(
             "ftf-cdf",
@@ -83,38 +83,38 @@ def charts(report: Report) -> list[Chart]:
         _completed(report, styles),
         _gpu_use(report, styles),
     ]
-    return [chart for chart in found if chart is not None]
+    return [chart for chart in all_charts if chart is not None]
 
 
 def swatches(report: Report) -> list[tuple[str, Markup]]:
     """A legend: label and mark of each run."""
-    found = []
+    legends = []
     for each, style in zip(report.runs, run_styles(report.runs), strict=True):
         line = f'<path class="line" d="M1 8H35" {_stroke(style)}/>{_mark(18, 8, style)}'
         svg = f'<svg viewBox="0 0 36 16" class="swatch" aria-hidden="true">{line}</svg>'
-        found.append((each.label, Markup(svg)))  # noqa: S704 - it holds no word of a file
-    return found
+        legends.append((each.label, Markup(svg)))  # noqa: S704 - it holds no word of a file
+    return legends
 
 
 def _distribution(
     name: str,
     title: str,
     report: Report,
-    found: Sequence[Sequence[float]],
+    values_by_run: Sequence[Sequence[float]],
     styles: Sequence[LineStyle],
     *,
     of_time: bool = True,
 ) -> Chart | None:
-    if not any(found):
+    if not any(values_by_run):
         return None
-    unit = time_unit(value for values in found for value in values) if of_time else TimeUnit("", 1.0)
+    unit = time_unit(value for values in values_by_run for value in values) if of_time else TimeUnit("", 1.0)
     lines = []
-    for each, values, style in zip(report.runs, found, styles, strict=True):
+    for each, values, style in zip(report.runs, values_by_run, styles, strict=True):
         if values:
             x, y = cumulated(values)
             points = [(value / unit.seconds, share) for value, share in zip(x, y, strict=True)]
             lines.append(Line(each.label, style, points))
-    ordered = sorted(value / unit.seconds for values in found for value in values)
+    ordered = sorted(value / unit.seconds for values in values_by_run for value in values)
     log = ordered[0] > 0 and ordered[-1] > _WIDE * ordered[len(ordered) // 2]
     low, high = (ordered[0], ordered[-1]) if log else (0.0, ordered[-1])
     label = f"JCT, {unit.name}" if of_time else "FTF = JCT / JCT under fair sharing"
@@ -124,13 +124,13 @@ def _distribution(
 
 
 def _completed(report: Report, styles: Sequence[LineStyle]) -> Chart | None:
-    found = [completions(each.run) for each in report.runs]
-    if not any(found):
+    ends_by_run = [completions(each.run) for each in report.runs]
+    if not any(ends_by_run):
         return None
     end_s = max(each.run.last_event_s for each in report.runs)
     unit = time_unit([end_s])
     lines = []
-    for each, ends, style in zip(report.runs, found, styles, strict=True):
+    for each, ends, style in zip(report.runs, ends_by_run, styles, strict=True):
         points = [(0.0, 0.0), *((end / unit.seconds, float(at)) for at, end in enumerate(ends, 1))]
         points.append((each.run.last_event_s / unit.seconds, float(len(ends))))
         lines.append(Line(each.label, style, points))
@@ -138,7 +138,7 @@ def _completed(report: Report, styles: Sequence[LineStyle]) -> Chart | None:
         "Finished jobs over time",
         lines,
         (0.0, end_s / unit.seconds),
-        float(max(map(len, found))),
+        float(max(map(len, ends_by_run))),
         f"time since the first submission, {unit.name}",
     )
     return Chart("completed", "Jobs completed", "higher is better", svg)
@@ -268,12 +268,12 @@ def _mark(x: float, y: float, style: LineStyle) -> str:
 
 def _described(words: str, lines: Sequence[Line]) -> str:
     """The chart in words: of each run, where half of its height is reached."""
-    found = []
+    texts = []
     for line in lines:
         top = line.points[-1][1]
         half = next((x for x, y in line.points if y >= top / 2), 0.0)
-        found.append(f"{line.label}: half at {half:.4g}, ends at {line.points[-1][0]:.4g}")
-    return f"{words}. {'; '.join(found)}"
+        texts.append(f"{line.label}: half at {half:.4g}, ends at {line.points[-1][0]:.4g}")
+    return f"{words}. {'; '.join(texts)}"
 
 
 def _ticks(high: float, most: int) -> list[float]:

@@ -163,13 +163,13 @@ def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
     )
 
 
-def _group(each: Group, found: Difference | None, base: Group) -> RunGroup:
+def _group(each: Group, difference: Difference | None, base: Group) -> RunGroup:
     estimates = {name: each.estimate(name) for name in FIGURE_NAMES}
     return RunGroup(
         name=each.label,
         runs=tuple(run.label for run in each.runs),
         figures={name: FigureEstimate(**asdict(known)) for name, known in estimates.items() if known},
-        mean_jct=None if found is None else JctDifference(of=base.label, **asdict(found)),
+        mean_jct=None if difference is None else JctDifference(of=base.label, **asdict(difference)),
     )
 
 

@@ -112,27 +112,27 @@ class _Words:
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        found = self._numbers.get(text)
-        if found is None:
-            found = self._numbers[text] = len(self.known)
+        place = self._numbers.get(text)
+        if place is None:
+            place = self._numbers[text] = len(self.known)
             self.known.append(text)
-        return found
+        return place
 
 
 def _trace(run: RunRecord, words: _Words, team: str | None) -> dict[str, Any]:
     """What the jobs of a trace are, whatever a policy did."""
     jobs = run.jobs
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "id": jobs.ids(),
         "model": [words.number(model) for model in jobs.texts(lambda job: job.model)],
         "asked": jobs.counts(lambda job: job.gpus.requested).tolist(),
     }
     users = jobs.texts(lambda job: job.user)
     if any(users):
-        found["user"] = [words.number(user) for user in users]
+        data["user"] = [words.number(user) for user in users]
     if team is not None and jobs.any_form(lambda job: team in job.labels):
-        found["team"] = [words.number(name) for name in _teams(jobs, team)]
-    return found
+        data["team"] = [words.number(name) for name in _teams(jobs, team)]
+    return data
 
 
 def _run(each: RunReport, report: Report, words: _Words, tick_s: float, most: int) -> dict[str, Any]:
@@ -168,17 +168,17 @@ def _run(each: RunReport, report: Report, words: _Words, tick_s: float, most: in
 
 
 def _flat(jobs: Jobs, held: Sequence[Sequence[_Stretch]], tick_s: float, words: _Words) -> list[float]:
-    found: list[float] = []
+    numbers: list[float] = []
     for submit_s, own in zip(jobs.submit_s.tolist(), held, strict=True):
-        found.append(len(own))
+        numbers.append(len(own))
         before = round(submit_s / tick_s)
         for start_s, end_s, gpus, batch, stall_s in own:
             start, end = round(start_s / tick_s), round(end_s / tick_s)
             named = words.number("" if batch is None else str(batch))
             whole = int(gpus) if gpus == int(gpus) else round(gpus, 2)
-            found += (start - before, end - start, whole, named, round(stall_s / tick_s))
+            numbers += (start - before, end - start, whole, named, round(stall_s / tick_s))
             before = end
-    return found
+    return numbers
 
 
 def stretches(jobs: Jobs, until_s: float, most: int) -> tuple[list[list[_Stretch]], float]:
@@ -196,7 +196,7 @@ def stretches(jobs: Jobs, until_s: float, most: int) -> tuple[list[list[_Stretch
 
 def _held(jobs: Jobs, until_s: float) -> list[list[_Stretch]]:
     """Of each job; joins what follows upon each other without a change that shows."""
-    found: list[list[_Stretch]] = [[] for _ in range(len(jobs))]
+    stretches: list[list[_Stretch]] = [[] for _ in range(len(jobs))]
     held, steps = jobs.held(until_s), jobs.steps
     for job, start_s, end_s, gpus, batch, stall_s in zip(
         held.job.tolist(),
@@ -207,28 +207,28 @@ def _held(jobs: Jobs, until_s: float) -> list[list[_Stretch]]:
         steps.stalled_s[held.step].tolist(),
         strict=True,
     ):
-        own = found[job]
+        own = stretches[job]
         new = _Stretch(start_s, end_s, gpus, None if batch == UNSTATED else batch, stall_s)
         last = own[-1] if own else None
         if last is not None and (last.end_s, *last[2:4], new.stall_s) == (start_s, *new[2:4], 0.0):
             own[-1] = last._replace(end_s=end_s)
         else:
             own.append(new)
-    return found
+    return stretches
 
 
 def _coarser(own: Sequence[_Stretch], grain_s: float) -> list[_Stretch]:
-    found: list[_Stretch] = []
+    merged: list[_Stretch] = []
     for new in own:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and new.end_s - last.start_s <= grain_s:
             worked = last.gpus * (last.end_s - last.start_s) + new.gpus * (new.end_s - new.start_s)
             mean = worked / (new.end_s - last.start_s)
             batch = last.batch if last.batch == new.batch else None
-            found[-1] = _Stretch(last.start_s, new.end_s, mean, batch, last.stall_s + new.stall_s)
+            merged[-1] = _Stretch(last.start_s, new.end_s, mean, batch, last.stall_s + new.stall_s)
         else:
-            found.append(new)
-    return found
+            merged.append(new)
+    return merged
 
 
 _ARROWS: Final[Mapping[str | None, str]] = {"lower": "↓ lower", "higher": "↑ higher", None: ""}
@@ -311,13 +311,13 @@ def _worst_off(each: RunReport, name: Reference) -> list[tuple[str, float]]:
 
 def _group_sections(report: Report) -> list[Section]:
     """Users and teams, each a table; none where jobs do not state them."""
-    found = []
+    result = []
     if any(each.run.jobs.any_form(lambda job: job.user) for each in report.runs):
-        found.append(_group_section("Users", "user", report, lambda jobs: jobs.texts(lambda job: job.user)))
+        result.append(_group_section("Users", "user", report, lambda jobs: jobs.texts(lambda job: job.user)))
     team = _team_label(report)
     if team is not None:
-        found.append(_group_section(f"Teams (label {team})", team, report, lambda jobs: _teams(jobs, team)))
-    return found
+        result.append(_group_section(f"Teams (label {team})", team, report, lambda jobs: _teams(jobs, team)))
+    return result
 
 
 def _teams(jobs: Jobs, label: str) -> list[str]:
@@ -386,7 +386,7 @@ def _facts(each: RunReport) -> dict[str, str]:
     nodes = [f"{node.count or 1} × {node.gpus} {node.gpu_type}" for node in info.cluster.nodes]
     slots = "GPUs" if info.cluster.slots == "gpu" else "CPU slots"
     shown = ", ".join([*nodes[:_WORST], *(["…"] if len(nodes) > _WORST else [])])
-    found = {
+    facts = {
         "policy": ", ".join(run.policies) or info.policy,
         "parameters": " ".join(parameters_text(run)),
         "seed": str(info.seed),
@@ -404,7 +404,7 @@ def _facts(each: RunReport) -> dict[str, str]:
         "event file, SHA-256": run.sha256,
         "pliant": info.pliant_version,
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in facts.items() if text}
 
 
 def _span(value_s: float | None) -> str:

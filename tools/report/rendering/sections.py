@@ -116,8 +116,8 @@ def ratio_to(metrics: RunMetrics, base: RunMetrics, name: str) -> float | None:
 
 def ratios_to(metrics: RunMetrics, base: RunMetrics) -> dict[str, float]:
     """Each figure of which a ratio says something, divided by that of the baseline."""
-    found = {row.name: ratio_to(metrics, base, row.name) for row in FIGURES}
-    return {name: ratio for name, ratio in found.items() if ratio is not None}
+    ratios = {row.name: ratio_to(metrics, base, row.name) for row in FIGURES}
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 def team_sections(report: Report) -> list[Section]:
@@ -132,7 +132,7 @@ def team_sections(report: Report) -> list[Section]:
         "GPU-h borrowed",
         "GPU-h lacked",
     )
-    found = []
+    result = []
     for each in report.runs:
         unit = time_unit([row.p99_jct_s for row in each.teams if row.p99_jct_s is not None])
         rows = tuple(
@@ -153,8 +153,8 @@ def team_sections(report: Report) -> list[Section]:
             "lacked: below the entitlement while the team had jobs that waited",
         )
         if rows:
-            found.append(Section(f"Teams of {each.label}", headers, rows, 2, notes))
-    return found
+            result.append(Section(f"Teams of {each.label}", headers, rows, 2, notes))
+    return result
 
 
 def jobs_section(each: RunReport) -> Section:
@@ -384,11 +384,11 @@ def summary_section(profile: GivenProfile, used: Sequence[str | None]) -> Sectio
             )
         )
     headers = ("model", "GPU type", "rows", "rows held out", "error, median %", "worst %", "busy rows")
-    found = ["error: of the model on a measured row of several GPUs that it was not shown"]
+    remarks = ["error: of the model on a measured row of several GPUs that it was not shown"]
     if any(profile.sha256 != each for each in used):
         count = sum(profile.sha256 != each for each in used)
-        found.append(f"{profile.source} is not the profile of {counted(count, 'run')} of {len(used)}")
-    return Section(f"Profile: {profile.source}", headers, tuple(rows), 2, tuple(found))
+        remarks.append(f"{profile.source} is not the profile of {counted(count, 'run')} of {len(used)}")
+    return Section(f"Profile: {profile.source}", headers, tuple(rows), 2, tuple(remarks))
 
 
 def steps_section(profile: GivenProfile) -> Section:
@@ -406,14 +406,14 @@ def steps_section(profile: GivenProfile) -> Section:
         *("predicted without it, s", "residual, %", "busy, %"),
     )
     more = len(order) - len(rows)
-    found = (f"{more:,} rows with smaller residuals are not shown",) if more else ()
-    return Section("Measured and predicted steps", headers, rows, 3, found)
+    remarks = (f"{more:,} rows with smaller residuals are not shown",) if more else ()
+    return Section("Measured and predicted steps", headers, rows, 3, remarks)
 
 
 def step_time_sections(report: Report) -> list[Section]:
     """Of each live run whose workers reported times of steps, a row for each configuration."""
     headers = ("model", "GPUs", "batch", "local", "reports", "predicted, s", "measured, s", "error, %")
-    found = []
+    result = []
     for each in report.runs:
         rows = tuple(
             (
@@ -438,8 +438,8 @@ def step_time_sections(report: Report) -> list[Section]:
         ]
         if rows:
             title = f"Steps of {each.label}: predicted and measured"
-            found.append(Section(title, headers, rows, 2, tuple(notes)))
-    return found
+            result.append(Section(title, headers, rows, 2, tuple(notes)))
+    return result
 
 
 def _step_row(step: ProfiledStep) -> tuple[str, ...]:

@@ -75,11 +75,13 @@ def answer(
         next(each for each in columns if each.is_beside(column, same_cluster=swept)) for column in columns
     )
     pairs = list(zip(columns, bases, strict=True))
-    found = tuple(None if each is base else jct_difference(each, base) for each, base in pairs)
+    differences = tuple(None if each is base else jct_difference(each, base) for each, base in pairs)
     sentences: list[str] = []
     told = 0
     for base in {id(base): base for base in bases}.values():
-        beside = [(each, known) for (each, other), known in zip(pairs, found, strict=True) if other is base]
+        beside = [
+            (each, known) for (each, other), known in zip(pairs, differences, strict=True) if other is base
+        ]
         if own := [each for each, known in beside if known is not None]:
             sentences += _comparison(base, own, reference)
             told += len(own) + 1
@@ -87,9 +89,9 @@ def answer(
         for each, _ in beside[: max(0, _MOST_TOLD - told)]:
             sentences.append(_sentence(each, None, None, reference))
             told += 1
-    if told < len(columns) and not any(found):
+    if told < len(columns) and not any(differences):
         sentences.append(f"… and {counted(len(columns) - told, 'more run')} in the table.")
-    return _Answer(tuple(sentences), columns[0], bases, found)
+    return _Answer(tuple(sentences), columns[0], bases, differences)
 
 
 def _comparison(base: Group, compared: Sequence[Group], reference: Reference) -> Iterator[str]:
@@ -122,7 +124,7 @@ def _comparable(columns: Sequence[Group]) -> list[Group]:
     return [each for each, part in zip(columns, parts, strict=True) if part >= _COMPARABLE * most]
 
 
-def _sentence(each: Group, other: Group | None, found: Difference | None, reference: Reference) -> str:
+def _sentence(each: Group, other: Group | None, difference: Difference | None, reference: Reference) -> str:
     jct_s = each.value("mean_jct_s")
     if not each.jobs_submitted:
         return f"{each.label}: no job was submitted, so there is nothing to report."
@@ -131,8 +133,8 @@ def _sentence(each: Group, other: Group | None, found: Difference | None, refere
     parts = [f"{each.label}: mean JCT {span(jct_s)}"]
     if each.jobs_finished < each.jobs_submitted:
         parts[0] += f" ({each.jobs_finished:,} of {counted(each.jobs_submitted, 'job')} finished)"
-    if found is not None and other is not None:
-        parts.append(_difference_text(found, other, each))
+    if difference is not None and other is not None:
+        parts.append(_difference_text(difference, other, each))
     name, fair = _WORST[reference]
     worst = each.value(name)
     if worst is not None:
@@ -153,30 +155,30 @@ def _known_beyond_life(each: Group) -> str:
     return f"; it {', '.join(what)} (replay with {' '.join(how)})"
 
 
-def _difference_text(found: Difference, other: Group, each: Group) -> str:
+def _difference_text(difference: Difference, other: Group, each: Group) -> str:
     """``31 % below fifo (95 % interval 27 to 35 %)``."""
     units = each.units_text() or other.units_text()
     name, over = other.label, f" over {units}" if units else ""
-    if not units and found.pairs < max(each.jobs_finished, other.jobs_finished):
-        name += f" over the {counted(found.pairs, 'job')} that finished in both"
-    if found.low is None or found.high is None:
-        what = counted(found.pairs, "pair of means" if units else "job")
-        return f"{_side(found.ratio)} {name} ({what}: too few for an interval)"
-    if found.low == found.high == 1:
+    if not units and difference.pairs < max(each.jobs_finished, other.jobs_finished):
+        name += f" over the {counted(difference.pairs, 'job')} that finished in both"
+    if difference.low is None or difference.high is None:
+        what = counted(difference.pairs, "pair of means" if units else "job")
+        return f"{_side(difference.ratio)} {name} ({what}: too few for an interval)"
+    if difference.low == difference.high == 1:
         return f"as under {name}"
-    if not found.is_known:
-        return f"no difference from {name} that can be told (95 % interval {_around(found)}{over})"
-    if found.ratio >= _FACTOR:
-        factor, low, high = map(three_digits, (found.ratio, found.low, found.high))
+    if not difference.is_known:
+        return f"no difference from {name} that can be told (95 % interval {_around(difference)}{over})"
+    if difference.ratio >= _FACTOR:
+        factor, low, high = map(three_digits, (difference.ratio, difference.low, difference.high))
         return f"{factor} times that of {name} (95 % interval {low} to {high}{over})"
-    value, *ends = percents(found.ratio - 1, found.low - 1, found.high - 1)
-    low, high = ends if found.ratio > 1 else reversed(ends)
-    where = "above" if found.ratio > 1 else "below"
+    value, *ends = percents(difference.ratio - 1, difference.low - 1, difference.high - 1)
+    low, high = ends if difference.ratio > 1 else reversed(ends)
+    where = "above" if difference.ratio > 1 else "below"
     return f"{value} % {where} {name} (95 % interval {low} to {high} %{over})"
 
 
-def _around(found: Difference) -> str:
-    low, high = found.low or 1.0, found.high or 1.0
+def _around(difference: Difference) -> str:
+    low, high = difference.low or 1.0, difference.high or 1.0
     if high >= 1 + _FACTOR:
         return f"{three_digits(low)} to {three_digits(high)} times"
     below, above = percents(low - 1, high - 1)
@@ -283,13 +285,13 @@ class _SummaryTable:
 
 def summary(report: Report, shown: Shown = SHORT) -> _SummaryTable:
     columns = groups(report, each_run=shown.each_run)
-    found = answer(columns, report.reference, base_policy=report.base_policy)
-    table = _Table(report, columns, found, shown)
+    conclusion = answer(columns, report.reference, base_policy=report.base_policy)
+    table = _Table(report, columns, conclusion, shown)
     rows = [*table.rows()]
     return _SummaryTable(
-        found,
+        conclusion,
         Section(_title(columns), ("", *(each.label for each in columns)), tuple(rows), 1, table.notes(rows)),
-        _against(report, columns, found)
+        _against(report, columns, conclusion)
         if shown.all_rows and (report.baseline or report.base_policy)
         else None,
         table.terms(),
@@ -361,13 +363,13 @@ class _Table:
         return _marked(cells, known, min if wanted == "lower" else max)
 
     def _cell(self, row: Figure, column: Group) -> str:
-        found = column.estimate(row.name)
-        if found is None:
+        estimate = column.estimate(row.name)
+        if estimate is None:
             return NOTHING
-        text = readable(found.mean, row.kind)
-        if found.slack is not None:
-            is_same = found.slack <= _NEGLIGIBLE * abs(found.mean)
-            return text if is_same else f"{text} ± {readable_slack(found.slack, row.kind)}"
+        text = readable(estimate.mean, row.kind)
+        if estimate.slack is not None:
+            is_same = estimate.slack <= _NEGLIGIBLE * abs(estimate.mean)
+            return text if is_same else f"{text} ± {readable_slack(estimate.slack, row.kind)}"
         base = self.report.baseline
         if not self.shown.all_rows or base is None or base in column.runs:
             return text
@@ -377,37 +379,37 @@ class _Table:
     def terms(self) -> dict[str, str]:
         if not self.shown.explain:
             return {}
-        found = {"jobs finished": MEANING["jobs_finished"]}
+        meanings = {"jobs finished": MEANING["jobs_finished"]}
         against = self._against_title()
         for row in self.figures():
-            found[row.title] = MEANING[row.name]
+            meanings[row.title] = MEANING[row.name]
             if row.name == "mean_jct_s" and any(self.answer.differences):
-                found[against] = _AGAINST
-        return found
+                meanings[against] = _AGAINST
+        return meanings
 
     def notes(self, rows: Sequence[_Row]) -> tuple[str, ...]:
         cells = [cell for row in rows for cell in row[1:]]
-        found = []
+        notes = []
         if any(cell.startswith(BEST) for cell in cells):
-            found.append("*: the best of its row")
+            notes.append("*: the best of its row")
         units = {each.units_text() for each in self.columns if len(each.runs) > 1}
         if units:
-            found.append(f"means over {' or '.join(sorted(units))}; ±: half of the 95 % interval")
+            notes.append(f"means over {' or '.join(sorted(units))}; ±: half of the 95 % interval")
         if any("×)" in cell for cell in cells) and self.report.baseline is not None:
-            found.append(f"in brackets: relative to {self.report.baseline.label}")
+            notes.append(f"in brackets: relative to {self.report.baseline.label}")
         if self._compares_some():
-            found.append(f"{self._against_title().removeprefix('… ')}: over the jobs that finished in both")
+            notes.append(f"{self._against_title().removeprefix('… ')}: over the jobs that finished in both")
         left_out = len(self.columns) - len(_comparable(self.columns))
         if left_out:
-            found.append("the best is sought among those that finished about as many jobs as any other")
-        found += self._dashes()
+            notes.append("the best is sought among those that finished about as many jobs as any other")
+        notes += self._dashes()
         said = [*self.caveats(), *self._warnings()]
         kept = said if self.shown.verbose else said[:_MOST_NOTES]
         more = [f"… and {len(said) - len(kept)} more notes with --verbose"] if len(said) > len(kept) else []
         origins = (
             [f"{each.label}: {each.provenance}" for each in self.report.runs] if self.shown.verbose else []
         )
-        return (*found, *kept, *more, *origins)
+        return (*notes, *kept, *more, *origins)
 
     def _compares_some(self) -> bool:
         """Whether a job that finished under one policy did not under another."""
@@ -462,20 +464,24 @@ def _marked(cells: list[str], values: Sequence[float | None], choose: Callable[.
     return [BEST + cell if value == best else cell for cell, value in zip(cells, values, strict=True)]
 
 
-def _change(found: Difference | None) -> str:
+def _change(difference: Difference | None) -> str:
     """``−31 %``; from twice on ``3.1×``."""
-    if found is None:
+    if difference is None:
         return ""
-    return f"{three_digits(found.ratio)}×" if found.ratio >= 2 else f"{_signed(found.ratio - 1)} %"
+    return (
+        f"{three_digits(difference.ratio)}×"
+        if difference.ratio >= 2
+        else f"{_signed(difference.ratio - 1)} %"
+    )
 
 
-def _interval(found: Difference | None) -> str:
+def _interval(difference: Difference | None) -> str:
     """``−35 to −27``, in the unit of the change."""
-    if found is None or found.low is None or found.high is None:
+    if difference is None or difference.low is None or difference.high is None:
         return ""
-    if found.ratio >= 2:
-        return f"{three_digits(found.low)} to {three_digits(found.high)}"
-    values = (found.low - 1, found.high - 1)
+    if difference.ratio >= 2:
+        return f"{three_digits(difference.low)} to {three_digits(difference.high)}"
+    values = (difference.low - 1, difference.high - 1)
     low, high = map(_signed_text, percents(*values), values)
     return f"{low} to {high}"
 
@@ -491,12 +497,12 @@ def _signed_text(text: str, value: float) -> str:
     return f"{'+' if value > 0 else '−'}{text}"
 
 
-def _against(report: Report, columns: Sequence[Group], found: _Answer) -> Section | None:
+def _against(report: Report, columns: Sequence[Group], conclusion: _Answer) -> Section | None:
     """Mean JCTs beside the baseline's, with intervals; of single runs Wilcoxon's test too."""
-    base = found.base
+    base = conclusion.base
     known = [
         (each, other, d)
-        for each, other, d in zip(columns, found.bases, found.differences, strict=True)
+        for each, other, d in zip(columns, conclusion.bases, conclusion.differences, strict=True)
         if d is not None
     ]
     if base is None or not known:

@@ -76,8 +76,8 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
             ratios = {} if base is None else ratios_to(each.metrics, base.metrics)
             row |= {f"{f.name}_ratio": ratios.get(f.name) for f in FIGURES}
         if report.baseline is not None:
-            found = report.paired.get(each.label)
-            row |= {f"paired_{name}": getattr(found, name, None) for name in PairedJcts.model_fields}
+            paired = report.paired.get(each.label)
+            row |= {f"paired_{name}": getattr(paired, name, None) for name in PairedJcts.model_fields}
         rows.append(row)
     return rows
 
@@ -147,7 +147,7 @@ def _lines(section: Section, columns: Sequence[int], width: int | None) -> list[
     if width is not None and _total(widths) > width:
         widths = _narrowed(section, columns, width)
     table = [section.headers, *section.rows]
-    found: list[str] = []
+    lines: list[str] = []
     for number, row in enumerate(table):
         cells = [
             [row[at]] if width_of(row[at]) <= room else wrapped(row[at], room)
@@ -158,10 +158,10 @@ def _lines(section: Section, columns: Sequence[int], width: int | None) -> list[
                 _placed(text, room, right=at >= section.text_columns)
                 for text, at, room in zip(parts, columns, widths, strict=True)
             ]
-            found.append(_MARGIN + _GAP.join(placed))
+            lines.append(_MARGIN + _GAP.join(placed))
         if number == 0:
-            found.append(_MARGIN + "─" * (_total(widths) - len(_MARGIN)))
-    return found
+            lines.append(_MARGIN + "─" * (_total(widths) - len(_MARGIN)))
+    return lines
 
 
 def _narrowed(section: Section, columns: Sequence[int], width: int) -> list[int]:

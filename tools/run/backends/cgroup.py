@@ -106,7 +106,7 @@ def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
     own, parents, missing = own_folders(proc), dict[str, str](), dict[str, str]()
     unified = own.get("")
     offered = _words(f"{unified}/cgroup.controllers") if unified else []
-    if unified and "memory" in offered and os.path.isdir(systemd):
+    if unified and "memory" in offered and os.path.isdir(systemd) and os.geteuid() == 0:
         return _place_of_systemd(proc)
     for kind in CONTROLLERS:
         if kind in own:
@@ -129,15 +129,10 @@ def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
 
 
 def _place_of_systemd(proc: str) -> Place:
-    """Scopes are in the slice of the system; only root gets one, as a user's are ended at the logout."""
-    if os.geteuid() != 0:
-        why = "only root gets scopes of systemd that last"
-    elif not _on_path(BUSCTL):
-        why = f"there is no {BUSCTL} to ask systemd for a scope with"
-    else:
-        top = next(mount for kinds, _, mount in _mounts(proc) if kinds == [""])
-        return Place(dict.fromkeys(CONTROLLERS, f"{top}/system.slice"), scope=True)
-    return Place({}, dict.fromkeys(CONTROLLERS, why))
+    if not _on_path(BUSCTL):
+        return Place({}, dict.fromkeys(CONTROLLERS, f"there is no {BUSCTL} to ask systemd for a scope with"))
+    top = next(mount for kinds, _, mount in _mounts(proc) if kinds == [""])
+    return Place(dict.fromkeys(CONTROLLERS, f"{top}/system.slice"), scope=True)
 
 
 def _on_path(program: str) -> bool:
@@ -389,8 +384,8 @@ def allowed_devices(denied: Iterable[str], dev: str = "/dev", proc: str = "/proc
     single = []
     for entry in sorted(os.listdir(dev)):
         with contextlib.suppress(OSError):
-            number = os.stat(f"{dev}/{entry}").st_rdev
-            at = os.major(number), os.minor(number)
+            device = os.stat(f"{dev}/{entry}").st_rdev
+            at = os.major(device), os.minor(device)
             if at[0] in majors and at not in refused:
                 single.append(f"{dev}/{entry}")
     return [*dict.fromkeys(kinds), *single]
@@ -400,11 +395,8 @@ def gpu_devices(folder: str = "/proc/driver/nvidia/gpus", dev: str = "/dev") -> 
     """The device of each GPU of this machine, as "major:minor", by the UUID that its driver gives it."""
     found = {}
     for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        about = dict(
-            (part.strip() for part in line.split(":", 1))
-            for line in _lines(f"{folder}/{entry}/information")
-            if ":" in line
-        )
+        pairs = (line.partition(":") for line in _lines(f"{folder}/{entry}/information"))
+        about = {name.strip(): value.strip() for name, _, value in pairs}
         with contextlib.suppress(KeyError, OSError):
             number = os.stat(f"{dev}/nvidia{about['Device Minor']}").st_rdev
             found[about["GPU UUID"]] = f"{os.major(number)}:{os.minor(number)}"

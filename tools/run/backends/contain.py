@@ -58,8 +58,12 @@ SIGNALS = frozenset(
 """What ends commands; other codes above 128 are scripts' own."""
 _SELF_ENDED = re.compile(r"FATAL:|(slurmstepd|srun): error: .*(pyxis|spank)|srun: error: Unable")
 """What apptainer, or srun with pyxis, says last if there is no container."""
-_OF_CLIENT = ("cgroup-manager", "config", "connection", "identity", "imagestore", "module", "root", "runroot")
-_OF_CLIENT += ("runtime", "storage-driver", "storage-opt", "tmpdir", "url")
+_OF_CLIENT = frozenset(
+    {
+        *("cgroup-manager", "config", "connection", "identity", "imagestore", "module", "root", "runroot"),
+        *("runtime", "storage-driver", "storage-opt", "tmpdir", "url"),
+    }
+)
 """Options of podman that all its commands need alike."""
 _PREFIX = re.compile(
     r"^(docker: |Error: |FATAL: +|Error response from daemon: |OCI runtime error: |crun: |runc: |"
@@ -70,6 +74,8 @@ _EMPTY = re.compile(r"$|(See|Run) '|Error: container create failed \(no logs fro
 _LIMITED = re.compile(r"/pliant-[0-9a-f]{16}\b|/job_\d+/")
 """Control groups of a unit, by the names that pliant and Slurm give them."""
 _PID_MAX = "/proc/sys/kernel/pid_max"
+_OUTSIDE = ("podman", "conmon")
+"""Processes of podman that take note of an end."""
 _REMOVE_S = 30
 _END_BYTES = 4096
 
@@ -414,19 +420,25 @@ def output(argv: list[str]) -> str:
 
 def write_note(spec: Spec, client: Sequence[str]) -> None:
     """Write how the container is ended, before there is one."""
-    removal = [*client, "rm", "--force", *(("--ignore",) if spec.runtime == "podman" else ()), spec.name]
+    at_once = ("--ignore", "--time=0") if spec.runtime == "podman" else ()
+    removal = [*client, "rm", "--force", *at_once, spec.name]
     note = {"name": spec.name, "argv": removal if spec.runtime in ("podman", "docker") else []}
     with open(os.open(spec.note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(note, file)
 
 
 def remove(path: str) -> None:
-    """End a container, and what is left of its processes; harmless if there is none."""
+    """End a container, and what is left of its processes; harmless if there is none.
+
+    Its own processes first: runtimes look for them in the control group that they have made.
+    """
     try:
         with open(path) as file:
             note: dict[str, Any] = json.load(file)
     except (OSError, ValueError):
         return
+    inside = [pid for pid in found_processes(note["name"]) if _stat(pid)[0] not in _OUTSIDE]
+    send(inside, signal.SIGKILL)
     if note["argv"]:
         output(note["argv"])
     send(found_processes(note["name"]), signal.SIGKILL)

@@ -21,7 +21,7 @@ import time
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
     from contextlib import AbstractContextManager
     from types import FrameType
     from typing import Any, Protocol
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
         def kill(self, pid: int, number: int) -> None: ...
 
+        def give_up_root(self) -> None: ...
+
         def as_root(self) -> AbstractContextManager[None]: ...
 
 
@@ -46,7 +48,8 @@ ENV_OUTPUT = "PLIANT_OUTPUT"
 """For the keeper alone: which files ``write_output.py`` is to write."""
 ENV_CODE = "PLIANT_CODE"
 """For the keeper alone: what ``record_code.py`` is to look at."""
-_HELPERS = {ENV_OUTPUT: "write_output.py", ENV_CODE: "record_code.py"}
+_HELPERS = {ENV_OUTPUT: "write_output", ENV_CODE: "record_code"}
+_HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 HELPERS_S = 5.0
 """How long helpers may go on once the command has ended."""
 LOOK_S = 0.25
@@ -98,8 +101,7 @@ def keep(
     """
     kill = os.kill if account is None else account.kill
     words = Words(code_file, shown, account)
-    child: list[int] = []
-    terminated: list[int] = []
+    child, terminated = list[int](), list[int]()
 
     def send(number: int) -> None:
         terminated.append(number)
@@ -116,9 +118,9 @@ def keep(
     signal.signal(signal.SIGTERM, take)
     signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
-    helpers = Helpers(words.shown, account)
     beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
-    meter, logs = use_meter(words.shown), Logs(words.shown)
+    meter, logs, limited = use_meter(words.shown), Logs(words.shown), CommandGroup(group, account)
+    helpers = Helpers(words.shown, account)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -137,7 +139,6 @@ def keep(
             signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
 
     words.say(beat)
-    limited = CommandGroup(group, account)
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
     try:
@@ -150,18 +151,29 @@ def keep(
     if terminated:
         kill(child[0], terminated[-1])
     helpers.start()
+    return words.end(*end_of(child, limited, helpers, kill))
+
+
+def end_of(
+    child: list[int], limited: CommandGroup, helpers: Helpers, kill: Callable[[int, int], None]
+) -> tuple[int, dict[str, int] | None]:
+    """Wait for the command, and end what is left of it; returns what :meth:`Words.end` takes.
+
+    :param child: its pid, which is taken away.
+    """
     wait_for(child[0])
     pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
     _, status = os.waitpid(pid, 0)
     killed = limited.end(kill, helpers.pids)
     helpers.finish(kill)
-    return words.end(os.waitstatus_to_exitcode(status), killed)
+    return os.waitstatus_to_exitcode(status), killed
 
 
 class Helpers:
     """Processes that a slow file system may hold up: they write the output and the code of a unit down.
 
-    They have the rights of the command, and start after it. An error keeps nothing from running.
+    They are forks of the keeper with the rights of the command, which may not read Python's files. They
+    start after it, and an error keeps nothing from running.
     """
 
     def __init__(self, code_file: str, account: KeptAccount | None) -> None:
@@ -172,22 +184,53 @@ class Helpers:
         """Their standard input ends when this does, also if this process is killed."""
         self.pids: list[int] = []
 
+    @staticmethod
+    def load(env: Mapping[str, str]) -> None:
+        """Import what they run; later imports of a process for another account have its rights."""
+        for name, module in _HELPERS.items():
+            if name in env:
+                find_module(module)
+
     def start(self) -> None:
+        if not self._orders:
+            return
         attempt, unit = os.path.dirname(self._code_file), _unit(self._code_file)
         places = {
             ENV_OUTPUT: (os.path.join(attempt, "logs", unit), os.path.join(attempt, "output")),
             ENV_CODE: (os.path.join(attempt, f"code-{unit}.json"),),
         }
-        if not self._orders:
-            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # no handler of this process runs there
         try:
-            with _as_stdin() as self._end:
-                for name, order in self._orders.items():
-                    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), _HELPERS[name])
-                    argv = [sys.executable, "-I", "-S", script, *places[name], order]
-                    self.pids.append(spawn(argv) if self._account is None else self._account.start(argv))
+            reads, self._end = os.pipe()
+            for name, order in self._orders.items():
+                pid = os.fork()
+                if pid == 0:
+                    os.dup2(reads, 0)
+                    self._run(_HELPERS[name], [*places[name], order], before)
+                self.pids.append(pid)
+            os.close(reads)
         except OSError as error:
             print(f"pliant: output and code are not written down: {error.strerror}", file=sys.stderr)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _run(self, module: str, arguments: list[str], mask: Iterable[int]) -> None:
+        """Give up all that is the keeper's, run a module's main function, and end."""
+        code = 1
+        try:
+            os.close(self._end)
+            if self._account is not None:
+                self._account.give_up_root()
+                os.environ.clear()
+                os.environ.update(self._account.env)
+            for number in _HANDLED:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            code = find_module(module).main(arguments)
+        except BaseException as error:  # noqa: BLE001 - the keeper's own code is not to go on in this process
+            print(f"pliant: {module}: {error!r}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)
 
     def finish(self, kill: Callable[[int, int], None]) -> None:
         """Let them end, and wait for that, but not for long."""
@@ -202,20 +245,6 @@ class Helpers:
                 self.pids.remove(pid)
             time.sleep(0.005)
         end_orphans(kill)
-
-
-@contextlib.contextmanager
-def _as_stdin() -> Iterator[int]:
-    """Within it, processes begin with a pipe as standard input, whose other end this is."""
-    reads, writes = os.pipe()
-    before = os.dup(0)
-    os.dup2(reads, 0)
-    os.close(reads)
-    try:
-        yield writes
-    finally:
-        os.dup2(before, 0)
-        os.close(before)
 
 
 class Words:

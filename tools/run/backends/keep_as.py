@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
     keeper = _keeper()
     keeper.find_module("use")
     keeper.find_module("cgroup")
+    keeper.Helpers.load(account.env)
     group = os.environ.pop(keeper.ENV_GROUP, "")
     # later imports would have the account's rights, and Python may lie where only root reads
     import shutil
@@ -101,7 +102,7 @@ class KeptAccount:
     def _become(self, argv: list[str], says: int, mask: Iterable[int], *, unnoticing: bool) -> None:
         """Give up all that is root's and become the command."""
         try:
-            self._give_up_root()
+            self.give_up_root()
             if unnoticing:
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
                 self.env["PLIANT_NOTICES"] = "1"
@@ -112,7 +113,8 @@ class KeptAccount:
         finally:
             os._exit(127)
 
-    def _give_up_root(self) -> None:
+    def give_up_root(self) -> None:
+        """Become the account in all respects: rights, limits, umask, signals."""
         os.seteuid(0)
         for number, value in self._limits:
             resource.setrlimit(number, (value, value))

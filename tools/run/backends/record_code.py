@@ -1,6 +1,6 @@
 """Write down what code one unit runs: commit, what is not committed, Python, torch, driver, host.
 
-Run as ``python -I -S record_code.py FILE ORDER`` by the keeper of the unit, in the job's folder, with the
+Run with FILE and ORDER in a process of its own by the keeper of the unit, in the job's folder, with the
 rights and the environment of the job, so that no file system and no repository holds up anything else.
 ``source_files`` finds the files; ``pliant submit --snapshot`` does so, too.
 
@@ -61,12 +61,16 @@ class NoGitError(Exception):
 
 
 def main(arguments: list[str]) -> int:
+    os.nice(10)
     path, order = arguments[0], json.loads(arguments[1])
     record: dict[str, Any] = {"schema": SCHEMA, "host": os.uname().nodename, "driver": driver()}
     unknown = {"reason": "its folder has not answered yet"}
     write(path, record | unknown)
     command, python = order["command"], order["python"]
-    record |= dict(zip(("python", "torch"), versions(python), strict=True))
+    if image := order.get("image"):
+        record["image"] = image
+    if python is not None:
+        record |= dict(zip(("python", "torch"), versions(python), strict=True))
     write(path, record | unknown)
     state = path
     for _ in ("attempt", "attempts", "job", "jobs", "state directory"):
@@ -100,12 +104,11 @@ def driver() -> str | None:
 def versions(python: str) -> tuple[str | None, str | None]:
     """Of Python and torch; ``python`` is a path, a name on PATH, or empty for what PATH has."""
     names = [python] if python else ["python3", "python"]
-    for name in filter(shutil.which, names):
-        argv = [name, "-c", _VERSIONS]
-        try:
-            text = subprocess.check_output(
-                argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=WITHIN_S
-            )
+    for path in filter(None, map(shutil.which, names)):
+        quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        try:  # in another folder, as modules of this one would be taken for Python's
+            argv = [os.path.abspath(path), "-c", _VERSIONS]
+            text = subprocess.check_output(argv, cwd="/", timeout=WITHIN_S, **quiet)
         except (OSError, subprocess.SubprocessError):
             continue
         number, torch, *_ = [*text.decode(errors="replace").split("\n"), "", ""]
@@ -341,5 +344,4 @@ def _shown(name: str) -> str:
 
 
 if __name__ == "__main__":
-    os.nice(10)
     sys.exit(main(sys.argv[1:]))

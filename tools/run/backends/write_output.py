@@ -1,6 +1,6 @@
 """Write what the workers of one unit print to the files that their job names (``--output``, ``--error``).
 
-Run as ``python -I -S write_output.py LOGS OPENED ORDER`` by the keeper of the unit, with the rights of the
+Run with LOGS, OPENED and ORDER in a process of its own by the keeper of the unit, with the rights of the
 job's account. LOGS is the unit's folder of output files, which stay as they are: this process copies whole
 lines out of them. So a file system that hangs or is full holds up neither the keeper nor the job. It ends
 once standard input does, with everything copied.

@@ -19,7 +19,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
@@ -35,11 +35,10 @@ from pliant.tools.profile.torchrun.start import (
     standalone,
     torchrun,
 )
-from pliant.tools.run.backends.contain import ENV_SLURM
 from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
-from pliant.tools.run.service.containers import words
+from pliant.tools.run.service.containers import step_variables, words
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
@@ -73,6 +72,9 @@ from pliant.tools.run.statedir.contract.plan import (
 from pliant.tools.run.statedir.directory import account_name
 from pliant.tools.run.statedir.failures import CHECKPOINT_S
 
+_WORDS: Final = 32
+"""Of a command that may name files of code: a variable has room for 131,072 bytes."""
+_WORD: Final = 512
 _log = logging.getLogger("pliant")
 
 
@@ -98,24 +100,17 @@ def units(
     job = target.job
     groups = groups_of(target)
     made = []
-    python, opened = job.own_python, set[str]()
+    user = account_name(os.geteuid() if account is None else account.uid)
+    for_keepers = _for_keepers(target, int(attempt.path.name), first, user)
     for index, slots in enumerate(groups):
         number = first + index
-        logs = attempt.logs / str(number)
         inside: tuple[str, ...] = ()
         if job.container is not None:
             inside = words(job.container, attempt.container(number), (job_dir,), tuple(job.env))
-        if by_torchrun(target):
-            meets = _rendezvous(target, index, nodes, port)
-            argv = (*inside, *torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside)))
-            own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
-        elif not job.changes_in_place:
-            is_program, command = job.launcher == "program", job.command or ()
-            argv = one_program((*inside, *(command if is_program else in_python(job.script, python))), logs)
-            own = {ENV_SLOT: SLOT_FROM_RANK}
-        else:
-            argv = one_program((*inside, *in_python(job.script, python)), logs)
-            own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
+        meets = _rendezvous(target, index, nodes, port) if by_torchrun(target) else ()
+        argv, own = _command(target, slots, inside, attempt.logs / str(number), meets)
+        if job.changes_in_place:
+            own[ENV_WORKER] = str(number)
         if not job.changes_in_place:
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
             if job.batch.size is not None:
@@ -128,48 +123,94 @@ def units(
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
         env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name, **_task(job, index, len(groups))}
-        if job.output is not None or job.error is not None:
-            rank = sum(map(len, groups[:index])) if by_torchrun(target) else number
-            ranks = range(rank, rank + (len(slots) if by_torchrun(target) else 1))
-            uid = os.geteuid() if account is None else account.uid
-            order = _output_order(job, int(attempt.path.name), slots[0].node, ranks, account_name(uid))
-            paths = {*order["output"], *order["error"]}
-            order["owner"] = opened.isdisjoint(paths) and (not first or _names_rank(job))
-            opened |= paths
-            env[ENV_OUTPUT] = json.dumps(order)
-        if all(slots[0].node != other[0].node for other in groups[:index]):  # one look at the code is enough
-            runs_python = job.launcher != "program" and job.container is None
-            looks = {"python": python or (sys.executable if runs_python else ""), "command": job.command}
-            env[ENV_CODE] = json.dumps(looks)
-        if job.container is not None and job.container.runtime == "pyxis":
-            env[ENV_SLURM] = ""  # its step fills it in
-        here = sum(slot.node == slots[0].node for slot in slots)
-        demand = {name: each * here for name, each in job.resources.worker.items()}
-        folder = job.workdir or str(Path.cwd())
-        made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
+        env |= for_keepers[index]
+        env |= step_variables(job.container)
+        made.append(_unit(job, slots, argv, env, account))
     return made
 
 
-def _output_order(job: Job, attempt: int, node: str, ranks: Iterable[int], user: str) -> dict[str, Any]:
-    """What ``write_output.py`` is to write for the workers of one unit."""
-    paths: dict[str, list[str]] = {
-        kind: [
-            output_file(pattern, job, attempt=attempt, node=node, rank=rank, user=user)
-            for rank in (ranks if pattern else ())
-        ]
-        for kind, pattern in (("output", job.output or ""), ("error", job.error or job.output or ""))
-    }
-    return {**paths, "truncate": attempt == 1}
+def _unit(
+    job: Job,
+    slots: Sequence[Slot],
+    argv: tuple[str, ...],
+    env: dict[str, str],
+    account: Credentials | None,
+) -> Unit:
+    node = slots[0].node
+    here = sum(slot.node == node for slot in slots)
+    demand = {name: each * here for name, each in job.resources.worker.items()}
+    return Unit(node, argv, job.workdir or str(Path.cwd()), env, account, slots=here, demand=demand)
+
+
+def _command(
+    target: Assignment,
+    slots: Sequence[Slot],
+    inside: tuple[str, ...],
+    logs: Path,
+    meets: tuple[str, ...],
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command of a unit, and the variables that go with the way it is started.
+
+    :param inside: what runs a command in the job's container.
+    :param meets: options of torchrun about where its workers meet; empty if it does not start them.
+    """
+    job, python = target.job, target.job.own_python
+    if meets:
+        argv = torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside))
+        return (*inside, *argv), {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
+    if job.changes_in_place:
+        argv = one_program((*inside, *in_python(job.script, python)), logs)
+        return tuple(argv), {**ALONE, ENV_SLOT: str(slots[0])}
+    command = (job.command or ()) if job.launcher == "program" else in_python(job.script, python)
+    return tuple(one_program((*inside, *command), logs)), {ENV_SLOT: SLOT_FROM_RANK}
+
+
+def _code_order(job: Job) -> dict[str, Any]:
+    """What ``record_code.py`` looks at, beside the folder. The Python of a container is not on the host."""
+    command = [word for word in (job.command or ())[:_WORDS] if len(word) < _WORD]
+    if job.container is not None:
+        return {"python": None, "command": command, "image": job.container.image}
+    default = "" if job.launcher == "program" else sys.executable
+    return {"python": job.own_python or default, "command": command}
+
+
+def _for_keepers(target: Assignment, attempt: int, first: int, user: str) -> list[dict[str, str]]:
+    """What the keeper of each unit is told: which files it is to write, and which code to record."""
+    job, rank, told = target.job, first, list[dict[str, str]]()
+    opened: set[str] = set()
+    looked_at: set[str] = set()
+    for slots in groups_of(target):
+        node, own = slots[0].node, dict[str, str]()
+        workers = len(slots) if by_torchrun(target) else 1
+        if job.output is not None or job.error is not None:
+            patterns = {"output": job.output or "", "error": job.error or job.output or ""}
+            order: dict[str, Any] = {
+                kind: [
+                    output_file(pattern, job, attempt=attempt, node=node, rank=each, user=user)
+                    for each in (range(rank, rank + workers) if pattern else ())
+                ]
+                for kind, pattern in patterns.items()
+            }
+            paths = {*order["output"], *order["error"]}
+            order["owner"] = opened.isdisjoint(paths) and (not first or _names_rank(job))
+            own[ENV_OUTPUT] = json.dumps(order | {"truncate": attempt == 1})
+            opened |= paths
+        if node not in looked_at:  # one look at the code of a node is enough
+            own[ENV_CODE] = json.dumps(_code_order(job))
+            looked_at.add(node)
+        rank += workers
+        told.append(own)
+    return told
 
 
 def _names_rank(job: Job) -> bool:
     """Whether each of its workers has output files of its own."""
-    names = [
-        {output_file(pattern, job, attempt=1, node="", rank=rank, user="") for rank in range(2)}
-        for pattern in (job.output, job.error)
-        if pattern is not None
+    patterns = [pattern for pattern in (job.output, job.error) if pattern is not None]
+    named = [
+        {output_file(pattern, job, attempt=1, node="", rank=rank, user="") for rank in (0, 1)}
+        for pattern in patterns
     ]
-    return all(len(each) == 2 for each in names)
+    return all(len(names) > 1 for names in named)
 
 
 def _task(job: Job, number: int, count: int) -> dict[str, str]:

@@ -60,6 +60,11 @@ def words(
     return sys.executable, "-I", "-S", CONTAIN, json.dumps(spec._asdict(), ensure_ascii=False)
 
 
+def step_variables(container: Container | None) -> dict[str, str]:
+    """What the step of a unit on Slurm fills in, so that pyxis can start a step of its own."""
+    return {contain.ENV_SLURM: ""} if container is not None and container.runtime == "pyxis" else {}
+
+
 def obstacle(job: Job, *, fetched: bool = False) -> str | None:
     """Why a job would not start in its container, as a clause, as far as this machine can tell.
 

@@ -137,7 +137,9 @@ class Notices:
 
 _TRACE_LINES: Final = 200
 """Lines at the end of a traceback in which its reason is looked for."""
-_MORE_MEMORY: Final = "; it would be again with as much: let it ask for more (resources.worker.memory)"
+_MORE_MEMORY: Final = (
+    "; it would be again with as much: let it ask for more (--memory, or resources.worker.memory)"
+)
 _SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
 """The signal that each stage of a stop sends."""
 EXIT_CODE_S: Final = 5.0

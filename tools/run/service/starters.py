@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,9 +18,11 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.job import Job, Launcher
 
 _LIBRARIES: Final = frozenset(
@@ -33,8 +37,18 @@ _NAMES: Final = frozenset(
 )
 _VARIABLES: Final = frozenset({"LOCAL_RANK", "WORLD_SIZE"})
 _TRAINERS: Final = ("Trainer", "TrainingArguments")
-_OWN_START: Final = ("torch.multiprocessing", "spawn")
+_MEETING: Final = frozenset({"MASTER_ADDR", "MASTER_PORT"})
+"""Variables that a script sets which starts its workers as processes."""
 _SHELLS: Final = (".sh", ".bash")
+_SHELL_NAMES: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+_OF_WINDOWS: Final = {
+    re.compile(rb"\A[^\0]*\r\n\Z"): "its lines end as on Windows, which sed -i 's/\\r$//'",
+    re.compile(rb"\A" + BOM): "begins with a byte order mark, which sed -i '1s/^\\xEF\\xBB\\xBF//'",
+}
+"""What a first line of a script may be, so that it cannot be run."""
+_LAUNCHERS: Final = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+)
 _WITH_VALUE: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 """Options of Python that take the next word."""
 _HEAD_BYTES: Final = 400
@@ -72,21 +86,27 @@ def settled(job: Job) -> tuple[Job, str]:
         return job, "as the job states"
     if job.names_torchrun:
         return job, 'it begins with "torchrun"'
+    one, command = job.gpus.requested == 1, job.command
+    first, *rest = command
+    if first == "torchrun" and shutil.which(first, path=job.env.get("PATH")) is None:
+        command = ("-m", "torch.distributed.run", *rest)
+        job = job.model_copy(update={"command": command})
+    if job.script[:1] == ("-m",) and (module := job.script[1:2]) and module[0] in _LAUNCHERS:
+        return (job if one else _with(job, "python", command)), f"{module[0]} starts its workers"
     try:
         if (program := _program(job)) is not None:
             return _with(job, "program", program.command), program.why
         if job.tasks is not None:
-            return _with(job, "python", job.command), f"a task for each {job.tasks}"
+            return _with(job, "python", command), f"a task for each {job.tasks}"
         source = _source(job.script, Path(job.workdir or "."))
     except OSError:
         return job, ""
     if source is None:
         return job, ""
     sign = _sign(source)
-    one = job.gpus.requested == 1
     if sign is None or sign.own:
         why = f"{source.name} is not distributed" if sign is None else sign.words
-        return (job if one else _with(job, "python", job.command)), why
+        return (job if one else _with(job, "python", command)), why
     return job, sign.words
 
 
@@ -133,6 +153,43 @@ def _missing_in(python: str, folders: str) -> str:
     return " and no ".join(done.stdout.split())
 
 
+def program_obstacle(job: Job) -> str | None:
+    """Why the file that a job which is a program begins with would not run, as a clause. Returns None if it
+    would.
+
+    :param job: settled.
+    """
+    folder, (first, *rest) = Path(job.workdir or "."), job.command or ("",)
+    if (absent := _absent((first, *rest), job)) is not None:
+        return f"{absent} is not there or not executable"
+    shell_reads = Path(first).name in _SHELL_NAMES and rest and not rest[0].startswith("-")
+    path = folder / (rest[0] if shell_reads else first)
+    if not path.is_file():
+        return f"no such script: {path}" if shell_reads else None
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_HEAD_BYTES)
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    for sign, what in _OF_WINDOWS.items():
+        if sign.search(line):
+            return f"{path}:1: {what} {shlex.quote(str(path))} mends"
+    interpreter = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
+    if shell_reads or not interpreter or (absent := _absent(interpreter, job)) is None:
+        return None
+    return f"{path}:1: is for {absent}, which is not there or not executable"
+
+
+def _absent(words: Sequence[str], job: Job) -> str | None:
+    """The program that starts a command line, if it is not there."""
+    if Path(words[0]).name == "env":
+        words = list(dropwhile(lambda word: word == "-S" or "=" in word, words[1:]))
+        if not words or words[0].startswith("-"):
+            return None
+    named = str(Path(job.workdir or ".") / words[0]) if "/" in words[0] else words[0]
+    return words[0] if shutil.which(named, path=job.env.get("PATH")) is None else None
+
+
 def by_what(job: Job) -> str:
     """What starts a settled job, in words."""
     number = "one process" if job.tasks is None else f"a process for each {job.tasks}"
@@ -173,7 +230,7 @@ def _program(job: Job) -> _Program | None:
 
 def _program_in(job: Job, path: Path, command: tuple[str, ...]) -> _Program | None:
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+        head = file.read(_HEAD_BYTES).removeprefix(BOM)
     line = head.partition(b"\n")[0].decode(errors="replace").strip()
     interpreter = line[2:].split(None, 1) if line.startswith("#!") else []
     is_python = "python" in line
@@ -242,8 +299,8 @@ def _sign(source: _Source) -> _Sign | None:
         except (SyntaxError, ValueError, RecursionError):
             continue
         modules = dict.fromkeys(_imports(tree))
-        if _OWN_START[0] in modules and any(_OWN_START[1] in _words(node) for node in ast.walk(tree)):
-            return _Sign(f"{name} starts its workers by {'.'.join(_OWN_START)}", own=True)
+        if (by := _own_start(tree, modules)) is not None:
+            return _Sign(f"{name} starts its workers by {by}", own=True)
         if result is None and (word := _distributed(tree, modules)) is not None:
             result = _Sign(f"{name} names {word}")
         for path in filter(None, (_module(each.split("."), at) for each in modules for at in folders)):
@@ -275,6 +332,18 @@ def _words(node: ast.AST) -> tuple[str, ...]:
     if isinstance(node, ast.alias):
         return (node.name,)
     return ()
+
+
+def _own_start(tree: ast.AST, modules: Iterable[str]) -> str | None:
+    """What in a file starts its workers. Returns None if nothing does."""
+    words = {word for node in ast.walk(tree) for word in _words(node)}
+    by_torch = "torch.multiprocessing" in words or "torch.multiprocessing" in modules
+    if by_torch and (found := words & {"spawn", "start_processes"}):
+        return f"torch.multiprocessing.{min(found)}"
+    if "Process" in words and (by_torch or "multiprocessing" in modules):
+        values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        return "Process" if any(value in _MEETING for value in values) else None
+    return None
 
 
 def _distributed(tree: ast.AST, modules: Iterable[str]) -> str | None:

@@ -26,7 +26,7 @@ from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.keep import SECRETS
 from pliant.tools.run.service import containers
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle, without_gpus
-from pliant.tools.run.service.starters import is_a_name, python_obstacle, settled
+from pliant.tools.run.service.starters import is_a_name, program_obstacle, python_obstacle, settled
 from pliant.tools.run.service.submitter import output_obstacle
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -233,15 +233,17 @@ def _script_problems(job: Job, source: str) -> list[Problem]:
     if (lack := containers.obstacle(job)) is not None:
         text = f'job "{job.id}": {lack} (--no-check skips this check)'
         return [Problem(source, None, "/container", text)]
-    if job.launcher == "program":
-        return []
-    obstacle = python_obstacle(job)
-    unseen = job.own_python is not None and job.script[:1] == ("-m",)
+    is_program = job.launcher == "program"
+    if is_program:  # in a container it may be in the image
+        obstacle = program_obstacle(job) if job.container is None else None
+    else:
+        obstacle = python_obstacle(job)
+    unseen = is_program or (job.own_python is not None and job.script[:1] == ("-m",))
     unseen |= job.container is not None and job.script[0].startswith("/")  # it may be in the image
     if obstacle is None and not unseen:
         obstacle = script_obstacle(job.script, Path(job.workdir or ""))  # modules are those of this Python
-    if obstacle is not None and obstacle.startswith("no such script") and is_a_name(job.script[0]):
-        obstacle += ", and no program of that name is on PATH"
+        if obstacle is not None and obstacle.startswith("no such script") and is_a_name(job.script[0]):
+            obstacle += ", and no program of that name is on PATH"
     text = f'job "{job.id}": {obstacle} (--no-check skips this check)'
     return [] if obstacle is None else [Problem(source, None, "/command", text)]
 
@@ -446,7 +448,7 @@ def order_jobs(
         done = set[str]()
         if action == "requeue":
             done, ended = {each for each in ended if log.jobs[each].phase == "finished"}, []
-            _check_taken_up(job_ids, log)
+            _check_taken_up(dirs, job_ids, log)
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
         if changes is not None:
             _check_update(dirs, spool, log, left, changes)
@@ -467,12 +469,17 @@ def order_jobs(
     return ended
 
 
-def _check_taken_up(job_ids: Iterable[str], log: RunLog) -> None:
-    """:raises UsageError: a job was rejected, and cannot be requeued."""
-    rejected = [each for each in job_ids if each in log.jobs and log.jobs[each].phase == "rejected"]
-    if rejected:
-        text = "was rejected and has never been in the queue: submit it again"
-        raise UsageError(f"job {rejected[0]} {text}; nothing was ordered")
+def _check_taken_up(dirs: StateDir, job_ids: Iterable[str], log: RunLog) -> None:
+    """:raises UsageError: a job was rejected, or its code is gone: it cannot be requeued."""
+    code = f"{dirs.code}/"
+    for each in filter(log.jobs.__contains__, job_ids):
+        folder, text = log.jobs[each].job.workdir or "", ""
+        if log.jobs[each].phase == "rejected":
+            text = "was rejected and has never been in the queue"
+        elif folder.startswith(code) and not os.path.isdir(folder):
+            text = "ran from a snapshot of its code, which went when it had ended"
+        if text:
+            raise UsageError(f"job {each} {text}: submit it again; nothing was ordered")
 
 
 def _check_update(

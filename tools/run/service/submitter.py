@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
@@ -132,9 +134,14 @@ def of_submitter(job: Job, here: Mapping[str, str]) -> Job:
 
 
 def active_python(here: Mapping[str, str]) -> str | None:
-    """The Python of the virtual or conda environment that is active. Returns None without one."""
+    """The Python of the virtual or conda environment that is active, or first on PATH. Returns None without
+    one.
+    """
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         python = Path(here.get(name) or os.devnull, "bin", "python")
         if os.access(python, os.X_OK):
             return str(python)
-    return None
+    first = Path(shutil.which("python", path=here.get("PATH", "")) or os.devnull)
+    environment = first.parent.parent
+    marked = (environment / "pyvenv.cfg").is_file() or (environment / "conda-meta").is_dir()
+    return os.path.abspath(first) if marked and environment != Path(sys.prefix) else None

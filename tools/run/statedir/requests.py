@@ -163,7 +163,8 @@ def order_events(
 
 def _goes_on(found: JobLog, job: Job, log: RunLog) -> bool:
     """Whether a running job may keep what it holds after an update."""
-    if job.batch != found.job.batch or found.gpus not in job.sizes(found.gpus):
+    same = (job.batch, job.resources) == (found.job.batch, found.job.resources)
+    if not same or found.gpus not in job.sizes(found.gpus):
         return False
     nodes = [] if log.info is None else log.info.cluster.expanded()
     constraint = constraint_of(job, {node.gpu_type for node in nodes})

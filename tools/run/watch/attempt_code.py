@@ -40,6 +40,8 @@ class CodeRecord(Record):
     torch: str | None = None
     driver: str | None = None
     """Version of the NVIDIA driver."""
+    image: str | None = None
+    """That of its container, whose Python and torch are not known."""
     folder: str | None = None
     """Root of the repository, or the folder that the job starts in; None: not known."""
     commit: str | None = None
@@ -67,7 +69,12 @@ class CodeRecord(Record):
 
     @property
     def versions(self) -> dict[str, str | None]:
-        return {"Python": self.python, "torch": self.torch, "driver": self.driver}
+        return {
+            "Python": self.python,
+            "torch": self.torch,
+            "driver": self.driver,
+            "image": self.image,
+        }
 
     def differences(self, before: CodeRecord) -> list[str]:
         """What is not as it was before; of what is not known of either, nothing."""

@@ -153,12 +153,12 @@ class _ByArrival(Gavel):
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
         types, free = list(snapshot.speeds.gpu_types), capacity_of(snapshot)
-        found: dict[str, Sequence[float]] = {}
+        fractions: dict[str, Sequence[float]] = {}
         if (kept := self._accounts) is not None:
-            found = {
+            fractions = {
                 job.id: kept.fractions[kept.rows[job.id]].tolist() for job in jobs if job.id in kept.rows
             }
-        for parts in found.values():
+        for parts in fractions.values():
             free[next(index for index, part in enumerate(parts) if part)] -= 1
         for job, kind in zip(jobs, speeds_of(jobs, snapshot), strict=True):
             able = [
@@ -166,12 +166,12 @@ class _ByArrival(Gavel):
                 for index, gain in enumerate(kind.gains)
                 if gain > 0 and free[index] > 0 and kind.gpus <= snapshot.speeds.gpu_types[types[index]]
             ]
-            if job.id not in found and able:
+            if job.id not in fractions and able:
                 best = -max(able)[1]
                 free[best] -= 1
-                found[job.id] = [float(index == best) / kind.gpus for index in range(len(types))]
-        members = [job for job in jobs if job.id in found]
-        return Shares.of(members, found)
+                fractions[job.id] = [float(index == best) / kind.gpus for index in range(len(types))]
+        members = [job for job in jobs if job.id in fractions]
+        return Shares.of(members, fractions)
 
 
 def _running_first(matches: Sequence[_Match]) -> list[_Match]:
@@ -197,9 +197,9 @@ def _gpu_seconds(job: JobState, types: dict[str, int], snapshot: Snapshot) -> li
     """GPU-seconds to go on each type; infinite where it cannot run."""
     gpus = job.spec.gpus.requested
     left = samples_to_go(job, snapshot)
-    found = []
+    gpu_seconds = []
     for gpu_type, total in types.items():
         able = gpus <= total and job.fits_now(gpus, gpu_type)
         rate = snapshot.speeds.rate(job, gpus, gpu_type) if able else 0.0
-        found.append(gpus * left / rate if rate > 0 else math.inf)
-    return found
+        gpu_seconds.append(gpus * left / rate if rate > 0 else math.inf)
+    return gpu_seconds

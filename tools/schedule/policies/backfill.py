@@ -197,8 +197,10 @@ class WaitingJobs:
         if reserve is not None and reservation is None:
             return {}
         search = _Search(snapshot, budget, reservation)
-        found = ((search.first_of(line, head.turn), line) for line in lines)
-        nearest = [(job.turn, index, job, line) for index, (job, line) in enumerate(found) if job is not None]
+        first_jobs = ((search.first_of(line, head.turn), line) for line in lines)
+        nearest = [
+            (job.turn, index, job, line) for index, (job, line) in enumerate(first_jobs) if job is not None
+        ]
         heapify(nearest)
         passed: dict[str, Grant] = {}
         while nearest and budget.total:
@@ -298,8 +300,8 @@ def reserve(
         end_s = _predicted_end_s(snapshot.jobs[job_id], grant, snapshot)
         if grant.gpu_type in ends and end_s is not None:
             ends[grant.gpu_type].append((end_s, grant.gpus))
-    found = [_first_fit(gpus, kind, budget.left[kind], each) for kind, each in ends.items()]
-    able = [reservation for reservation in found if reservation is not None]
+    reservations = [_first_fit(gpus, kind, budget.left[kind], each) for kind, each in ends.items()]
+    able = [reservation for reservation in reservations if reservation is not None]
     return min(able, key=lambda reservation: (reservation.start_s, reservation.gpu_type), default=None)
 
 

@@ -133,14 +133,14 @@ def rising_sizes(job: JobState, gpu_type: str, speeds: Speeds) -> Sequence[tuple
 
 
 def _rising(job: JobState, gpu_type: str, speeds: Speeds) -> Sequence[tuple[int, float]]:
-    found: list[tuple[int, float]] = []
+    rising: list[tuple[int, float]] = []
     fastest = 0.0
     for size in job.sizes(speeds.gpu_types[gpu_type]):
         rate = speeds.rate(job, size, gpu_type)
         if rate > fastest * (1 + _ROUNDING):
-            found.append((size, rate))
+            rising.append((size, rate))
             fastest = rate
-    return tuple(found)
+    return tuple(rising)
 
 
 # GPUs given away one job after the other, and the decision that follows.
@@ -171,8 +171,8 @@ class GpuBudget:
             if left < gpus or not (job.room_now is None or job.fits_now(gpus, kind)):
                 continue
             if (rate := speeds.rate(job, gpus, kind)) > 0:
-                found = (-rate, kind)
-                best = found if best is None or found < best else best
+                candidate = (-rate, kind)
+                best = candidate if best is None or candidate < best else best
         return None if best is None else Grant(gpus, best[1])
 
 
@@ -286,11 +286,11 @@ def trained_s(job: JobState, time_s: float, speeds: Speeds) -> float:
     gpus, present = job.spec.gpus.requested, speeds.rate(job, job.spec.gpus.requested)
     ends = [*(change.samples_done for change in job.batch_changes), job.samples_done(time_s)]
     batches = [job.spec.batch.size or job.reference_batch, *(change.batch for change in job.batch_changes)]
-    found = begin = 0.0
+    trained = begin = 0.0
     for batch, end in zip(batches, ends, strict=True):
-        found += (end - begin) / (speeds.rate(job, gpus, global_batch=batch) or present)
+        trained += (end - begin) / (speeds.rate(job, gpus, global_batch=batch) or present)
         begin = end
-    return found
+    return trained
 
 
 # Each GPU type as a cluster of its own, for policies that search one at a time.
@@ -421,10 +421,10 @@ class Contention:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Contention:
-        found = cls()
-        found._time_s, found._job_seconds = state["time_s"], state["job_seconds"]
-        found._begun = {job_id: (since_s, before) for job_id, (since_s, before) in state["begun"].items()}
-        return found
+        history = cls()
+        history._time_s, history._job_seconds = state["time_s"], state["job_seconds"]
+        history._begun = {job_id: (since_s, before) for job_id, (since_s, before) in state["begun"].items()}
+        return history
 
     def _advance(self, time_s: float) -> None:
         if time_s > self._time_s:

@@ -188,13 +188,13 @@ class Situation:
 
     def _starts(self, job: JobState) -> list[Action]:
         """Each of its sizes that fits, on the type where it is fastest."""
-        found = []
+        starts = []
         for gpus in _sizes(job, self._total):
             roomy = [kind for kind, free in self._free.items() if free >= gpus]
             rates = [(-rate, kind) for kind in roomy if (rate := self._rate(job, gpus, kind)) > 0]
             if rates:
-                found.append(Action(job, gpus, min(rates)[1]))
-        return found
+                starts.append(Action(job, gpus, min(rates)[1]))
+        return starts
 
     def _changes(self, job: JobState) -> Iterator[int]:
         """Twice its GPUs, or half; its limits may have changed since it got them."""
@@ -273,8 +273,8 @@ def _sizes(job: JobState, total: int) -> list[int]:
     low, high = job.spec.min_gpus, job.max_gpus(total)
     powers: Iterable[int] = (job.per_replica << power for power in range(high.bit_length()))
     listed = job.spec.gpus.sizes
-    found = {*(listed if isinstance(listed, tuple) else powers), low, job.spec.gpus.requested}
-    return sorted(size for size in found if low <= size <= high)
+    allowed = {*(listed if isinstance(listed, tuple) else powers), low, job.spec.gpus.requested}
+    return sorted(size for size in allowed if low <= size <= high)
 
 
 def odds(preferences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -286,12 +286,12 @@ def best_by_job(
     actions: Iterable[Action], chances: Iterable[float]
 ) -> Mapping[str | None, tuple[float, int]]:
     """The chance of each job's best action and its GPUs; under None that of no change."""
-    found: dict[str | None, tuple[float, int]] = {}
+    best: dict[str | None, tuple[float, int]] = {}
     for action, chance in zip(actions, chances, strict=True):
         key = action.job.id if action.job else None
-        if key not in found or chance > found[key][0]:
-            found[key] = (float(chance), action.gpus)
-    return found
+        if key not in best or chance > best[key][0]:
+            best[key] = (float(chance), action.gpus)
+    return best
 
 
 # The network, and the file that keeps what it has learnt.

@@ -101,10 +101,10 @@ def _clause(job: JobState, snapshot: Snapshot) -> str:
 
 def _fastest(job: JobState, budget: GpuBudget, snapshot: Snapshot) -> Grant | None:
     """The fastest size of those that are left."""
-    found = []
+    choices = []
     for kind, left in budget.left.items():
         able = [each for each in rising_sizes(job, kind, snapshot.speeds) if each[0] <= left]
         if able and job.fits_now(able[-1][0], kind):
             size, rate = able[-1]
-            found.append((kind != job.gpu_type, -rate, kind, size))
-    return Grant(min(found)[3], min(found)[2]) if found else None
+            choices.append((kind != job.gpu_type, -rate, kind, size))
+    return Grant(min(choices)[3], min(choices)[2]) if choices else None

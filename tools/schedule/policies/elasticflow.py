@@ -238,21 +238,21 @@ class _Planned:
 
     def plan(self, free: FreeLater, promised: int) -> _Plan:
         """On the smallest size, none below the promised one, that ends it in time; else as fast as it can."""
-        found = _Plan(0, ())
+        plan = _Plan(0, ())
         last = len(self.sizes)
         for index, size in enumerate(self._numbers, 1):
             if (size >= promised and index > self._too_small) or index == last:
-                found = self._filled(free, index)
-                if found.share:
+                plan = self._filled(free, index)
+                if plan.share:
                     break
-        return found
+        return plan
 
     def _filled(self, free: FreeLater, count: int) -> _Plan:
         """On the largest of its first ``count`` sizes that is free at each time, to its end or deadline."""
         times, counts, sizes, until_s = free.times, free.counts, self._numbers, self._deadline_s
         left, held = self._left, self._held
         steps, at = bisect_left(times, until_s), 0
-        found: list[_Stretch] = []
+        stretches: list[_Stretch] = []
         while at < steps:
             from_s = start_s = times[at]
             index = min(count, bisect_right(sizes, counts.item(at)))
@@ -279,10 +279,10 @@ class _Planned:
             if end_s <= next_s * (1 + _ROUNDING):
                 # Some time at least: a job that trains past its stated work holds its GPUs, too.
                 end_s = max(end_s, math.nextafter(from_s, math.inf))
-                return _Plan(sizes[count - 1], [*found, _Stretch(from_s, end_s, gpus)])
+                return _Plan(sizes[count - 1], [*stretches, _Stretch(from_s, end_s, gpus)])
             left -= rate * max(0.0, next_s - start_s)
-            found.append(_Stretch(from_s, next_s, gpus))
-        return _Plan(0, found)
+            stretches.append(_Stretch(from_s, next_s, gpus))
+        return _Plan(0, stretches)
 
 
 class _Filled:
@@ -298,11 +298,11 @@ class _Filled:
 
     def until(self, count: int) -> _Filled:
         """The first ``count`` plans, as far as they are to be kept while another job comes after them."""
-        found = _Filled(self._everything)
+        earlier = _Filled(self._everything)
         if count > self._beside:
-            found.plans, found._beside = self.plans[:count], self._beside
-            found._free = self._free[: count - self._beside + 1]
-        return found
+            earlier.plans, earlier._beside = self.plans[:count], self._beside
+            earlier._free = self._free[: count - self._beside + 1]
+        return earlier
 
     def fill(self, jobs: Sequence[_Planned], expected: Sequence[bool] = (), *, promises: bool = True) -> bool:
         """Plan those that have no plan yet.
@@ -315,23 +315,23 @@ class _Filled:
         if expected and [plan.share > 0 for plan in self.plans] != expected[: len(self.plans)]:
             return False
         for each in jobs[len(self.plans) :]:
-            found = each.plan(self._free[-1], each.promised if promises else 0)
-            if expected and (found.share > 0) != expected[len(self.plans)]:
+            each_plan = each.plan(self._free[-1], each.promised if promises else 0)
+            if expected and (each_plan.share > 0) != expected[len(self.plans)]:
                 return False
-            self.plans.append(found)
-            self._free.append(self._free[-1].without(found.stretches))
+            self.plans.append(each_plan)
+            self._free.append(self._free[-1].without(each_plan.stretches))
         return True
 
     def _fill_beside(self, jobs: Sequence[_Planned], *, promises: bool) -> None:
         """Jobs that fit beside each other on what they would have alone change nothing for each other."""
         left = self._everything.counts.item()
         for each in jobs:
-            found = each.alone(self._everything, each.promised if promises else 0)
-            if found.now > left:
+            plan = each.alone(self._everything, each.promised if promises else 0)
+            if plan.now > left:
                 self._free.append(self._everything.without_all(self.plans))
                 return
-            left -= found.now
-            self.plans.append(found)
+            left -= plan.now
+            self.plans.append(plan)
             self._beside += 1
 
 
@@ -372,17 +372,17 @@ class Plans:
             self._anew = _Filled(self._everything)
             self._anew.fill(self.jobs, promises=False)
         jobs = [*self.jobs[:at], planned, *self.jobs[at:]]
-        found = self._anew.until(at)
-        if not found.fill(jobs, [*expected[:at], True, *expected[at:]], promises=False):
+        filled = self._anew.until(at)
+        if not filled.fill(jobs, [*expected[:at], True, *expected[at:]], promises=False):
             return None
-        self.jobs, self._filled, self._anew = jobs, found, found
-        for each, plan in zip(jobs, found.plans, strict=True):
+        self.jobs, self._filled, self._anew = jobs, filled, filled
+        for each, plan in zip(jobs, filled.plans, strict=True):
             each.promised = plan.share
         return {each.job.id: each.promised for each in jobs}
 
     def shares(self, budget: GpuBudget) -> list[_Share]:
         """What each job gets now at least, taken from the budget: none, if jobs before it need all."""
-        found = []
+        result = []
         for each, plan in zip(self.jobs, self.plans(), strict=True):
             budget.left[self.kind] -= plan.now
             least = plan.share or each.sizes[-1][0]
@@ -390,10 +390,10 @@ class Plans:
             reason = f"ends by its deadline in {left_s:.0f} s with {least} GPUs or fewer"
             if not plan.share:
                 reason = f"its deadline in {left_s:.0f} s is at risk"
-            found.append(_Share(each.job, self.kind, each.sizes, plan.now, least, reason))
-        for share in found:
+            result.append(_Share(each.job, self.kind, each.sizes, plan.now, least, reason))
+        for share in result:
             _start(share, budget)
-        return found
+        return result
 
     def plans(self) -> Sequence[_Plan]:
         if self._filled is None:
@@ -482,7 +482,7 @@ class _Share:
 
 def _smallest(jobs: Iterable[JobState], budget: GpuBudget, snapshot: Snapshot) -> list[_Share]:
     """Best-effort jobs at their smallest sizes, in order of arrival, those that run first."""
-    found = []
+    smallest = []
     for job in sorted(jobs, key=lambda job: (not job.gpus, job.arrival)):
         rigid = job.spec.elastic == "none"
         grant = budget.fit(job, job.spec.gpus.requested if rigid else job.spec.min_gpus, snapshot.speeds)
@@ -493,8 +493,8 @@ def _smallest(jobs: Iterable[JobState], budget: GpuBudget, snapshot: Snapshot) -
         sizes = _sizes(job, grant.gpu_type, gpus, snapshot.speeds)
         if job.is_speed_guessed:
             sizes = sizes[:1]
-        found.append(_Share(job, grant.gpu_type, sizes, grant.gpus, grant.gpus, "best-effort"))
-    return found
+        smallest.append(_Share(job, grant.gpu_type, sizes, grant.gpus, grant.gpus, "best-effort"))
+    return smallest
 
 
 def _start(share: _Share, budget: GpuBudget) -> None:
@@ -559,7 +559,7 @@ def _stays(share: _Share) -> bool:
 
 
 def _packed(shares: Iterable[_Share], free: FreeGpus, speeds: Speeds) -> dict[str, NodeGpus]:
-    found = {}
+    places = {}
     for share in shares:
         held = share.job.placement
         fits = _stays(share) and all(free.free_on(name) >= count for name, count in held)
@@ -570,8 +570,8 @@ def _packed(shares: Iterable[_Share], free: FreeGpus, speeds: Speeds) -> dict[st
             if fits and len(place) >= len(held):
                 place = held
         free.take(place)
-        found[share.job.id] = place
-    return found
+        places[share.job.id] = place
+    return places
 
 
 def _scattered(places: Mapping[str, NodeGpus], shares: Iterable[_Share], speeds: Speeds) -> int:

@@ -129,8 +129,8 @@ class Gavel(Policy):
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         self._accounts = Accounts.load(state)
         time_s, is_stale, fractions = state.get("renewal", _UNSOLVED)
-        found = {job_id: tuple(parts) for job_id, parts in fractions.items()}
-        self._renewal = Renewal(time_s, is_stale, found)
+        parts_by_job = {job_id: tuple(parts) for job_id, parts in fractions.items()}
+        self._renewal = Renewal(time_s, is_stale, parts_by_job)
         self._spare = state.get("spare", {})
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
@@ -145,8 +145,10 @@ class Gavel(Policy):
         """The fractions of the last solution, or of a new one."""
         last_s, stale = self._renewal.time_s, self._renewal.is_stale or bool(snapshot.changes)
         if stale and (not last_s or snapshot.time_s - last_s >= self.renew_s):
-            found = self._fractions(jobs, snapshot)
-            by_job = dict(zip((job.id for job in found.jobs), map(tuple, found.parts.tolist()), strict=True))
+            shares = self._fractions(jobs, snapshot)
+            by_job = dict(
+                zip((job.id for job in shares.jobs), map(tuple, shares.parts.tolist()), strict=True)
+            )
             self._renewal = Renewal(snapshot.time_s, False, by_job)
             self._accounts = Accounts(tuple(snapshot.speeds.gpu_types))
         else:
@@ -234,14 +236,14 @@ def kinds_of(
         return Kind(tuple(speeds.rate(job, gpus, kind) / need for kind in speeds.gpu_types), gpus)
 
     known: dict[tuple[JobKind, int], Kind] = {}
-    found = []
+    kinds = []
     for job in jobs:
         key = (job.kind or JobKind.of(job), job.requested)
         if (kind := known.get(key)) is None:
             gpus = job.requested
             kind = known[key] = speeds.of_kind(job, (what, gpus), partial(made, job, gpus))
-        found.append(kind)
-    return found
+        kinds.append(kind)
+    return kinds
 
 
 def speeds_of(jobs: Iterable[JobState], snapshot: Snapshot) -> list[Kind]:
@@ -298,9 +300,9 @@ class GavelThroughput(Gavel):
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
         kinds = kinds_of(jobs, self.name, lambda job: job.reference_batch / job.spec.gpus.requested, snapshot)
-        found = most_throughput(Counter(kinds), capacity_of(snapshot))
+        parts = most_throughput(Counter(kinds), capacity_of(snapshot))
         self._spare = {job.id: max(kind.gains) / kind.gpus for job, kind in zip(jobs, kinds, strict=True)}
-        return Shares.of_kinds(jobs, kinds, found)
+        return Shares.of_kinds(jobs, kinds, parts)
 
 
 class GavelFtf(Gavel):
@@ -435,16 +437,16 @@ class Kinds:
         gains, weights = rows[is_new, :-1], rows[is_new, -1] * np.bincount(kind, usable.counts[order])
         able, used = (gains > 0).any(axis=1), np.flatnonzero((gains > 0).any(axis=0))
         limits = np.array(capacity, dtype=float)[used]
-        found = np.zeros(gains.shape)
+        kind_parts = np.zeros(gains.shape)
         if len(used) == 1:
             form = _one_level if even else _one_type
-            found[able, used[0]] = form(gains[able, used[0]], weights[able], limits[0])
+            kind_parts[able, used[0]] = form(gains[able, used[0]], weights[able], limits[0])
         elif len(used):
-            found[np.ix_(able, used)] = _Programs(gains[np.ix_(able, used)], weights[able], limits).solve(
-                levels
-            )
+            kind_parts[np.ix_(able, used)] = _Programs(
+                gains[np.ix_(able, used)], weights[able], limits
+            ).solve(levels)
         parts = np.empty(self.gains.shape)
-        parts[order] = np.clip(found, 0.0, 1.0)[kind]
+        parts[order] = np.clip(kind_parts, 0.0, 1.0)[kind]
         return parts
 
 
@@ -474,13 +476,13 @@ def most_throughput(counts: Mapping[Kind, int], capacity: Sequence[int]) -> dict
     gains = np.array([kind.gains for kind in usable.values()])
     whole = kron(eye_array(len(usable)), np.ones((1, types)))
     gpus = kron([number * [kind.gpus for kind in usable]], eye_array(types))
-    found = linprog(
+    solution = linprog(
         -(number[:, None] * gains).ravel(),
         A_ub=vstack([whole, gpus], format="csc"),
         b_ub=[1.0] * len(usable) + list(capacity),
         bounds=[(0.0, 1.0 if gain > 0 else 0.0) for gain in gains.ravel()],
     )
-    parts = np.asarray(found.x).reshape(-1, types)
+    parts = np.asarray(solution.x).reshape(-1, types)
     return {kind: tuple(row) for kind, row in zip(usable, parts.tolist(), strict=True)}
 
 
@@ -539,10 +541,10 @@ class _Programs:
         kinds = self._shape[0]
         parts = np.zeros(self._shape)
         for _ in range(kinds if most is None else most):
-            found = self._program()
-            if found is None:  # what the programs before it gave is feasible
+            solution = self._program()
+            if solution is None:  # what the programs before it gave is feasible
                 break
-            parts, level, binding = found
+            parts, level, binding = solution
             rising = np.isnan(self._levels)
             binding &= rising
             self._levels[binding if binding.any() else rising] = level
@@ -567,12 +569,12 @@ class _Programs:
         limits = np.concatenate([floors, np.ones(kinds), self._capacity])
         costs = np.zeros(len(variables) + 1)
         costs[-1] = -1.0
-        found = linprog(costs, A_ub=matrix, b_ub=limits, method="highs")
-        if found.x is None:
+        solution = linprog(costs, A_ub=matrix, b_ub=limits, method="highs")
+        if solution.x is None:
             return None
         fractions = np.zeros(self._shape)
-        fractions[self._rows, self._columns] = found.x[:-1]
-        return fractions, float(found.x[-1]), found.ineqlin.marginals[:kinds] < -_BINDING
+        fractions[self._rows, self._columns] = solution.x[:-1]
+        return fractions, float(solution.x[-1]), solution.ineqlin.marginals[:kinds] < -_BINDING
 
 
 # What each job was entitled to and what it received, in seconds on each GPU type.
@@ -620,8 +622,8 @@ class Accounts:
 
         Half a round counts as received beforehand: else all that received nothing would be level.
         """
-        found: Floats = (self._entitled_s + round_s * self.fractions) / (self._received_s + round_s / 2)
-        return found
+        priorities: Floats = (self._entitled_s + round_s * self.fractions) / (self._received_s + round_s / 2)
+        return priorities
 
     def entitlement(self, row: int) -> str:
         """What a job is entitled to, in words."""
@@ -641,12 +643,12 @@ class Accounts:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Accounts:
-        found = cls(state["gpu_types"])
+        accounts = cls(state["gpu_types"])
         if jobs := state["jobs"]:
-            found.rows = {job_id: row for row, job_id in enumerate(jobs)}
+            accounts.rows = {job_id: row for row, job_id in enumerate(jobs)}
             since_s, *columns = zip(*jobs.values(), strict=True)
-            found.since_s = since_s[0]
-            found.fractions, found._entitled_s, found._received_s, found._attained_gpu_s = (
+            accounts.since_s = since_s[0]
+            accounts.fractions, accounts._entitled_s, accounts._received_s, accounts._attained_gpu_s = (
                 np.array(column, dtype=float) for column in columns
             )
-        return found
+        return accounts

@@ -89,15 +89,17 @@ class Lucid(Policy):
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         places = {job.id: place for place, job in enumerate(self._queue(snapshot))}
-        found = {}
+        explanations = {}
         for job in snapshot.jobs.values():
             reason = str(self._past.expect(job.spec))
             if job.id in places:
-                found[job.id] = Explanation(f"{reason}; {places[job.id]} before it", job.spec.gpus.requested)
+                explanations[job.id] = Explanation(
+                    f"{reason}; {places[job.id]} before it", job.spec.gpus.requested
+                )
             else:
                 company = "" if job.beside is None else f"shares its GPUs with {job.beside}; "
-                found[job.id] = Explanation(f"{company}runs to its end; {reason}")
-        return found
+                explanations[job.id] = Explanation(f"{company}runs to its end; {reason}")
+        return explanations
 
     def look_ahead(self) -> None:
         self._learns = False
@@ -223,16 +225,16 @@ class Durations:
             mean.jobs += 1
 
     def expect(self, job: Job) -> DurationEstimate:
-        found = DurationEstimate(1.0, 0)
+        estimate = DurationEstimate(1.0, 0)
         log_seconds = 0.0
         for group, alike in zip(_groups(job), _ALIKE, strict=True):
             mean = self._means.get(group)
             if mean is None:
                 break
-            prior = PRIOR if found.jobs else 0.0
+            prior = PRIOR if estimate.jobs else 0.0
             log_seconds = (mean.total + prior * log_seconds) / (mean.jobs + prior)
-            found = DurationEstimate(math.exp(log_seconds), mean.jobs, alike)
-        return found
+            estimate = DurationEstimate(math.exp(log_seconds), mean.jobs, alike)
+        return estimate
 
 
 class DurationEstimate(NamedTuple):

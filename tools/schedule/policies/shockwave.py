@@ -145,14 +145,14 @@ class Shockwave(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        found = {}
+        explanations = {}
         for each in self._prospects(snapshot, {}):
             rounds = len(self._plan.get(each.job_id, ()))
             reason = (
                 f"finish-time fairness {each.rho:.2f} as predicted, {rounds} of {self.rounds} rounds planned"
             )
-            found[each.job_id] = explain_gang(snapshot.jobs[each.job_id], reason)
-        return found
+            explanations[each.job_id] = explain_gang(snapshot.jobs[each.job_id], reason)
+        return explanations
 
     def dump_state(self) -> Any:
         planned_s = None if self._planned_s == -math.inf else self._planned_s
@@ -170,12 +170,12 @@ class Shockwave(Policy):
 
     def _prospects(self, snapshot: Snapshot, rejected: Mapping[str, str]) -> list[MarketJob]:
         """The jobs that may train, those of largest ρ first."""
-        found = []
+        prospects = []
         for job in snapshot.jobs.values():
             each = None if job.id in rejected else self._prospect(job, snapshot)
             if each is not None:
-                found.append((-each.rho, job.arrival, each))
-        return [each for _, _, each in sorted(found, key=lambda entry: entry[:2])]
+                prospects.append((-each.rho, job.arrival, each))
+        return [each for _, _, each in sorted(prospects, key=lambda entry: entry[:2])]
 
     def _prospect(self, job: JobState, snapshot: Snapshot) -> MarketJob | None:
         stake = self._contention.stake(job, snapshot, self.round_s)
@@ -265,7 +265,7 @@ def best_rounds(
     )
     low = np.concatenate([np.zeros(count), [-np.inf], left_s, [float(sizes @ left_s) / gpus]])
     high = np.concatenate([np.zeros(count), [gpus * rounds], np.full(count + 1, np.inf)])
-    found = solved(
+    solution = solved(
         np.concatenate([-np.array(gains), np.zeros(count), [restraint]]),
         *(matrix.tocsc(), low, high),
         whole=np.repeat([0, 1, 0], [parts, count, 1]),
@@ -273,9 +273,11 @@ def best_rounds(
         mip_rel_gap=_GAP,
         node_limit=_NODES,
     )
-    if found.x is None:  # not even a feasible point within the nodes: in order, as many as there is room for
+    if (
+        solution.x is None
+    ):  # not even a feasible point within the nodes: in order, as many as there is room for
         return usable
-    return [round(number) for number in found.x[parts:rest]]
+    return [round(number) for number in solution.x[parts:rest]]
 
 
 def _utility(each: MarketJob, more_s: float) -> float:
@@ -289,7 +291,7 @@ def dealt(members: Sequence[MarketJob], counts: Sequence[int], window: Window) -
     often planned again before the late ones. Where a gang finds too few rounds with room, it gets those that
     there are.
     """
-    found: dict[str, list[int]] = {}
+    rounds_by_job: dict[str, list[int]] = {}
     needs = list(counts)
     for number in range(window.rounds):
         free, left = window.gpus, window.rounds - number
@@ -299,5 +301,5 @@ def dealt(members: Sequence[MarketJob], counts: Sequence[int], window: Window) -
             if each.gpus <= free:
                 free -= each.gpus
                 needs[index] -= 1
-                found.setdefault(each.job_id, []).append(number)
-    return found
+                rounds_by_job.setdefault(each.job_id, []).append(number)
+    return rounds_by_job

@@ -102,10 +102,10 @@ class FairShares:
         self._known.clear()
 
     def factor(self, owner: Owner) -> float:
-        found = self._known.get(owner)
-        if found is None:
-            found = self._known[owner] = self._factor(owner)
-        return found
+        factor = self._known.get(owner)
+        if factor is None:
+            factor = self._known[owner] = self._factor(owner)
+        return factor
 
     def _factor(self, owner: Owner) -> float:
         total = sum(self.used.values())
@@ -292,7 +292,7 @@ class Slurm(Policy):
         return Decision(targets, rejected, ask_again_s=again_s if math.isfinite(again_s) else None)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        found = {}
+        explanations = {}
         places = {record.job.id: place for place, record in enumerate(self._queue, 1)}
         for job in snapshot.jobs.values():
             record = self._records.get(job.id)
@@ -309,8 +309,8 @@ class Slurm(Policy):
                 )
                 place = f"place {places[job.id]} in the queue, " if job.id in places else ""
                 reason = f"{place}priority {record.priority}" + (f" ({told})" if told else "")
-            found[job.id] = explain_gang(job, reason)
-        return found
+            explanations[job.id] = explain_gang(job, reason)
+        return explanations
 
     # Jobs, and what their owners have used.
 
@@ -660,16 +660,16 @@ def _why_no_limit(job: JobState) -> str | None:
 
 def _numbers(parameter: str, text: str) -> dict[str, float]:
     """:raises ValueError: not NAME=NUMBER with commas between them."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, number = part.partition("=")
         try:
-            found[name.strip()] = float(number)
+            numbers[name.strip()] = float(number)
         except ValueError:
-            found[name.strip()] = math.nan
-    if not all(name and 0 <= number < math.inf for name, number in found.items()):
+            numbers[name.strip()] = math.nan
+    if not all(name and 0 <= number < math.inf for name, number in numbers.items()):
         raise ValueError(f"parameter {parameter}: expected NAME=NUMBER, as in a=3,b=1, with numbers from 0")
-    return found
+    return numbers
 
 
 def _over_largest(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -682,13 +682,13 @@ def _pairs(text: str) -> dict[str, set[str]]:
 
     :raises ValueError: not HIGH>LOW with commas between them.
     """
-    found: dict[str, set[str]] = {}
+    pairs: dict[str, set[str]] = {}
     for part in filter(None, text.split(",")):
         high, _, low = (each.strip() for each in part.partition(">"))
         if not high or not low or high == low:
             raise ValueError("parameter preempts: expected HIGH>LOW, as in high>normal,high>low")
-        found.setdefault(high, set()).add(low)
-    return found
+        pairs.setdefault(high, set()).add(low)
+    return pairs
 
 
 def _listed(by_owner: Mapping[Owner, float]) -> list[Any]:

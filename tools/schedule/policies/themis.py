@@ -93,12 +93,12 @@ class Themis(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        found = {}
+        explanations = {}
         for bid in self._bids(list(snapshot.jobs.values()), snapshot):
             job, end_s = bid.job, self._lease_ends.get(bid.job.id)
             until = f", leased until {end_s:.0f} s" if job.gpus and end_s is not None else ""
-            found[job.id] = explain_gang(job, f"finish-time fairness {bid.rho:.2f} if left out{until}")
-        return found
+            explanations[job.id] = explain_gang(job, f"finish-time fairness {bid.rho:.2f} if left out{until}")
+        return explanations
 
     def dump_state(self) -> dict[str, Any]:
         return {"leases": self._lease_ends, "contention": self._contention.dump()}

@@ -239,12 +239,17 @@ class Tiresias(Policy):
 def _thresholds(queue_gpu_hours: str) -> Sequence[float]:
     """:raises ValueError: no ascending numbers above 0."""
     try:
-        found = [3600 * float(hours) for hours in queue_gpu_hours.split(",")]
+        thresholds = [3600 * float(hours) for hours in queue_gpu_hours.split(",")]
     except ValueError:
-        found = []
-    if not found or found[0] <= 0 or sorted(set(found)) != found or not math.isfinite(found[-1]):
+        thresholds = []
+    if (
+        not thresholds
+        or thresholds[0] <= 0
+        or sorted(set(thresholds)) != thresholds
+        or not math.isfinite(thresholds[-1])
+    ):
         raise ValueError("parameter queue_gpu_hours: expected ascending numbers above 0, as in 16 or 1,16")
-    return found
+    return thresholds
 
 
 Floats = npt.NDArray[np.float64]
@@ -314,9 +319,9 @@ class TiresiasGittins(Tiresias):
         if not self._order:
             return False
         attained = np.array([self._service(member, now_s) for member in self._order])
-        found = self._services.indices(attained, self._quantum).tolist()
-        changed: bool = found != [member.index for member in self._order]
-        for member, index in zip(self._order, found, strict=True):
+        indices = self._services.indices(attained, self._quantum).tolist()
+        changed: bool = indices != [member.index for member in self._order]
+        for member, index in zip(self._order, indices, strict=True):
             member.index = index
         return changed
 
@@ -332,12 +337,12 @@ class TiresiasGittins(Tiresias):
 def _stated(history_gpu_hours: str) -> Sequence[float]:
     """:raises ValueError: no numbers above 0."""
     try:
-        found = [_HOUR_S * float(hours) for hours in filter(None, history_gpu_hours.split(","))]
+        services = [_HOUR_S * float(hours) for hours in filter(None, history_gpu_hours.split(","))]
     except ValueError:
-        found = [math.nan]
-    if not all(0 < service < math.inf for service in found):
+        services = [math.nan]
+    if not all(0 < service < math.inf for service in services):
         raise ValueError("parameter history_gpu_hours: expected numbers above 0, as in 0.5,2,16")
-    return found
+    return services
 
 
 class Services:
@@ -363,8 +368,8 @@ class Services:
         last = np.searchsorted(self._sorted, attained + quantum, side="right")
         ending, beyond = last - first, len(self._sorted) - last
         taken = self._sums[last] - self._sums[first] - ending * attained + beyond * quantum
-        found: Floats = np.divide(ending, taken, out=np.zeros(len(attained)), where=ending > 0)
-        return found
+        quotients: Floats = np.divide(ending, taken, out=np.zeros(len(attained)), where=ending > 0)
+        return quotients
 
 
 def _sums(values: Floats) -> Floats:

@@ -357,17 +357,20 @@ class Demands:
         self._on_cpus = Counter[int]()
         """Jobs without GPUs by node."""
         for job in jobs:
-            self._book(job, job.placement, job.servers)
+            self.book(job, job.placement, job.servers)
+
+    def useful_on(self, job: JobState, index: int, spare: int) -> int:
+        """How many of the free GPUs of a node its CPUs, memory and bandwidth are enough for."""
+        return fitting(self._left_on(index), job.spec.resources.worker, spare)
 
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
         """Free GPUs of no use to the job: their node lacks what its workers need."""
-        demand = job.spec.resources.worker
-        if not demand:
+        if not job.spec.resources.worker:
             return ()
         found = []
         for index, node in enumerate(self._capacities.nodes):
             spare = free.free_on(node.name)
-            if spare and (useless := spare - fitting(self._left_on(index), demand, spare)):
+            if spare and (useless := spare - self.useful_on(job, index, spare)):
                 found.append((node.name, useless))
         return tuple(found)
 
@@ -384,7 +387,7 @@ class Demands:
             if full or (constraint is not None and not constraint.allows(node)):
                 continue
             if fitting(self._left_on(index), demand, 1):
-                self._book(job, ((name, 1),), ())
+                self.book(job, ((name, 1),), ())
                 return name
         return None
 
@@ -399,7 +402,7 @@ class Demands:
         """
         servers = self._servers(job, gpus_of(place), named, free)
         if servers is not None:
-            self._book(job, place, servers)
+            self.book(job, place, servers)
         return servers
 
     def _servers(
@@ -436,13 +439,14 @@ class Demands:
     def _left_on(self, index: int) -> Amounts:
         return self._left.get(index, self._capacities.of_node[index])
 
-    def _book(self, job: JobState, place: NodeGpus, servers: NodeGpus) -> None:
-        if not job.requested:
-            self._on_cpus.update(self._index[name] for name, _ in place)
+    def book(self, job: JobState, place: NodeGpus, servers: NodeGpus, sign: int = 1) -> None:
+        """Take what the job demands on a place; ``sign`` -1: give it back."""
+        for name, _ in place if not job.requested else ():
+            self._on_cpus[self._index[name]] += sign
         for each, demand in ((place, job.spec.resources.worker), (servers, job.spec.resources.ps)):
             for name, count in each if demand else ():
                 index = self._index[name]
                 left = self._left.setdefault(index, dict(self._capacities.of_node[index]))
                 for resource, amount in demand.items():
                     if resource in left:
-                        left[resource] -= amount * count
+                        left[resource] -= sign * amount * count

@@ -196,11 +196,11 @@ class ClusterState:
         return found
 
     def revive(self, job_id: str, time_s: float) -> None:
-        """A job that has ended waits again. One that was never taken up is left as it is.
+        """A job that has ended waits again. One that was rejected is left as it is.
 
         :raises KeyError: no such job has ended.
         """
-        if self.ended[job_id].total_samples is None and self.fell.get(job_id) == "rejected":
+        if self.fell.get(job_id) == "rejected":
             return
         state, time_s = self.ended.pop(job_id), self._at(time_s)
         self.fell.pop(job_id, None)

@@ -15,8 +15,9 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pliant.schemas.cluster import ANY_TYPE, Owner
@@ -26,6 +27,7 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_ty
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
 from pliant.tools.schedule.rates import Speeds, cut
+from pliant.tools.schedule.session.assignment import Demands
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, claims_of, entitle
@@ -33,6 +35,8 @@ from pliant.tools.schedule.snapshot import Change, ChangeKind, Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from pliant.schemas.checks import Capacities
 
 _ROUNDING: Final = 1e-9
 _HOUR_S: Final = 3600.0
@@ -80,8 +84,16 @@ class TeamParts:
     state_version: Final = 1000
     """Added to the version of a policy's state where the states of its parts are kept."""
 
-    def __init__(self, policy: Policy, usage: TeamUsage, nodes: Sequence[NodeState], speeds: Speeds) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        usage: TeamUsage,
+        nodes: Sequence[NodeState],
+        speeds: Speeds,
+        capacities: Capacities,
+    ) -> None:
         self._template = policy
+        self._capacities = capacities
         self._usage = usage
         self._shares = usage.shares
         self._limited = [name for name, team in usage.shares.teams.items() if team.max or not team.borrows]
@@ -94,9 +106,13 @@ class TeamParts:
         self._claims: dict[Owner, Claim] = {}
         self._owed: dict[tuple[Owner, str], int] = {}
         """Free GPUs by type that owners get before others: those that were taken back for them."""
+        self._first: set[Owner] = set()
+        """Owners for whose jobs CPUs, memory or bandwidth were taken back: they are placed before others."""
         self._taken: dict[str, str] = {}
         """By job, whom the last decision gave GPUs that it had borrowed."""
         self._declined: dict[tuple[Owner, str], Declined] = {}
+        self._made_room: dict[tuple[Owner, str], tuple[int, int, str]] = {}
+        """How an owner's jobs were when others stopped for one; not again if it did not start."""
         self._bound: dict[str, Counter[str]] = {}
         """GPUs by team and type of jobs that finish on drained nodes."""
 
@@ -109,8 +125,12 @@ class TeamParts:
         self._look_at_declined(claims, time_s)
         self._claims = claims
         self._entitled = self._entitle(claims, total, time_s)
-        self._owed, self._taken = {}, {}
-        return [holding for kind, gpus in total.items() for holding in self._reclaim_type(kind, gpus)]
+        self._owed, self._first, self._taken = {}, set(), {}
+        cuts = {each.job_id: each for kind, gpus in total.items() for each in self._reclaim_type(kind, gpus)}
+        for kind in total:
+            for owner in self._claims:
+                cuts |= self._reclaim_nodes(owner, kind, cuts)
+        return list(cuts.values())
 
     def reclaim_bound(
         self, bound: Iterable[JobState], jobs: Iterable[JobState], drained: Container[str], time_s: float
@@ -207,6 +227,46 @@ class TeamParts:
             self._taken[job_id] = f"{in_gpus(freed)} of it went to {takers}"
         return cuts.values()
 
+    def _reclaim_nodes(self, owner: Owner, kind: str, cuts: Mapping[str, Holding]) -> dict[str, Holding]:
+        """Jobs stop that borrow GPUs beside CPUs, memory and bandwidth that a job of the owner lacks.
+
+        That job is the first of those that wait within its own part. GPUs may be free then, so that nobody
+        seems to hold too many of them.
+        """
+        claim = self._claims[owner]
+        own = math.floor(_own(self._entitled[owner]) + _ROUNDING) - sum(claim.held.values())
+        waiting = [wait for wait in claim.waiting if kind in wait.most and wait.least <= own]
+        wait = min(waiting, key=lambda each: each.job.arrival, default=None)
+        if wait is None or not wait.job.spec.resources.worker:
+            return {}
+        mark = claim.mark(kind)
+        if self._made_room.get((owner, kind)) == mark or wait.least > self._room(owner.team, kind, cuts):
+            return {}
+        running = {job.id: job for claim in self._claims.values() for job in claim.running}
+        spare = _Spare(
+            wait.job, kind, nodes=self._nodes, running=running, cuts=cuts, capacities=self._capacities
+        )
+        need = wait.least - spare.workers()
+        if need <= 0:
+            return {}
+        others = [other for other in self._claims if other != owner]
+        for least in (need, 1):  # one job, if one is enough
+            stopped = self._stopped(others, kind, need, cuts, partial(spare.gained_by, least=least))
+            if spare.workers() >= wait.least:
+                break
+        else:
+            return {}
+        self._owed[owner, kind] = max(self._owed.get((owner, kind), 0), wait.least)
+        self._first.add(owner)
+        self._made_room[owner, kind] = mark
+        holdings = {each.job_id: each for _, stops in stopped for each in stops}
+        for job in map(running.__getitem__, holdings):
+            given = self._entitled[self._shares.owner_of(job.spec)]
+            for gpus in (given.now, given.due):
+                gpus[kind] = max(0, gpus.get(kind, 0) - job.gpus)
+            self._taken[job.id] = f"its place went to {in_words(owner)}"
+        return holdings
+
     def _can_start(self, owner: Owner, kind: str, gpus: int, cuts: Mapping[str, Holding]) -> bool:
         """Whether a job of an owner that waits fits that many GPUs, with each replica on one node."""
         claim = self._claims[owner]
@@ -274,13 +334,20 @@ class TeamParts:
         return None
 
     def _stopped(
-        self, over: Mapping[Owner, int], kind: str, need: int, cuts: Mapping[str, Holding]
+        self,
+        over: Iterable[Owner],
+        kind: str,
+        need: int,
+        cuts: Mapping[str, Holding],
+        gained_by: Callable[[Sequence[str]], int] | None = None,
     ) -> list[tuple[int, list[Holding]]]:
         """Jobs to stop for that many GPUs: each with the GPUs that it frees.
 
         None that keeps its GPUs until it ends. Those on borrowed GPUs alone before those that hold some of
         their owner's own, elastic ones before rigid ones, of each kind the one that has run for the shortest
         time.
+
+        :param gained_by: of how much use it is that jobs stop, where that is not the number of their GPUs.
         """
         kept = {job.id for claim in self._claims.values() for job in claim.running if job.stays}
         jobs: list[tuple[tuple[bool, bool, float, str], JobState, Owner]] = []
@@ -302,8 +369,11 @@ class TeamParts:
             if borrowed[owner] <= 0:
                 continue
             more = job.gpus - self._freed_by(job, cuts)
-            found.append((more, [Holding(each) for each in (job.id, job.beside) if each is not None]))
-            need, borrowed[owner] = need - more, borrowed[owner] - more
+            stops = [each for each in (job.id, job.beside) if each is not None]
+            gained = more if gained_by is None else gained_by(stops)
+            if gained:
+                found.append((more, [Holding(each) for each in stops]))
+                need, borrowed[owner] = need - gained, borrowed[owner] - more
         return found
 
     def _freed_by(self, job: JobState, cuts: Mapping[str, Holding]) -> int:
@@ -485,7 +555,8 @@ class TeamParts:
             part.rules.check_form(said)
             part.again_s, part.offered = said.ask_again_s, part.gpus()
             part.rules.check(said, jobs, part.free.by_type, own.total_gpus)
-            merged.targets |= self._typed(said.targets, jobs, part.free.by_type)
+            targets = self._typed(said.targets, jobs, part.free.by_type)
+            merged.targets = targets | merged.targets if owner in self._first else merged.targets | targets
             merged.rejected |= said.rejected
             admissions |= said.admissions
             merged.ask_again_s = _earlier(merged.ask_again_s, said.ask_again_s)
@@ -625,9 +696,11 @@ class TeamParts:
             [*owner, kind, said.gpus, said.mark, None if said.until_s == math.inf else said.until_s]
             for (owner, kind), said in sorted(self._declined.items())
         ]
-        if not declined and all(each["state"] is None for each in states):
+        made_room = [[*owner, kind, mark] for (owner, kind), mark in sorted(self._made_room.items())]
+        if not declined and not made_room and all(each["state"] is None for each in states):
             return None
-        return {"parts": states, "declined": declined}
+        found = {"parts": states, "declined": declined}
+        return found | ({"made_room": made_room} if made_room else {})
 
     @staticmethod
     def has_states(state: Any) -> bool:
@@ -639,6 +712,8 @@ class TeamParts:
         for team, user, kind, gpus, mark, until_s in state["declined"]:
             until = math.inf if until_s is None else until_s
             self._declined[Owner(team, user), kind] = Declined(gpus, tuple(mark), until)
+        for team, user, kind, mark in state.get("made_room", ()):
+            self._made_room[Owner(team, user), kind] = tuple(mark)
         for each in state["parts"]:
             owner = Owner(each["team"], each["user"])
             part = self._part(owner)
@@ -680,6 +755,53 @@ class TeamParts:
             )
             for owner in owners
         )
+
+
+class _Spare:
+    """What is free on the nodes of a GPU type for a job that waits, and what it is once others stop."""
+
+    def __init__(
+        self,
+        job: JobState,
+        kind: str,
+        *,
+        nodes: Sequence[NodeState],
+        running: Mapping[str, JobState],
+        cuts: Mapping[str, Holding],
+        capacities: Capacities,
+    ) -> None:
+        self._job, self._cuts = job, cuts
+        self._free = {node.name: node.gpus for node in nodes if node.up and node.gpu_type == kind}
+        self._index = {node.name: node.index for node in nodes}
+        self._demands = Demands(capacities, self._index, ())
+        self._running = running
+        self._change(running, 1)
+
+    def _change(self, job_ids: Iterable[str], sign: int) -> None:
+        """Jobs get what they hold, or give it back (-1)."""
+        for job in map(self._running.__getitem__, job_ids):
+            holding = self._cuts.get(job.id) or Holding.of(job)
+            self._demands.book(job, holding.placement, holding.servers, sign)
+            for name, count in holding.placement if job.counts_gpus else ():
+                if name in self._free:
+                    self._free[name] -= sign * count
+
+    def workers(self) -> int:
+        """How many workers of the job there is room for, in whole replicas."""
+        job, each = self._job, self._job.per_replica
+        nodes = ((self._index[name], gpus) for name, gpus in self._free.items())
+        counts = (self._demands.useful_on(job, at, gpus) for at, gpus in nodes if at not in job.barred)
+        return sum(count // each for count in counts) * each
+
+    def gained_by(self, job_ids: Sequence[str], *, least: int) -> int:
+        """How many workers more have room once jobs stop, which they do if it is at least that many."""
+        before = self.workers()
+        self._change(job_ids, -1)
+        gained = self.workers() - before
+        if gained >= least:
+            return gained
+        self._change(job_ids, 1)
+        return 0
 
 
 def _left_in(room: Mapping[str, float], kind: str) -> float:

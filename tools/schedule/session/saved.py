@@ -249,15 +249,15 @@ class _SavedState(JobState):
         self._spec = spec
 
     @property
-    def requested(self) -> int:  # type: ignore[override]  # it follows from what is looked up
+    def requested(self) -> int:
         return self.spec.gpus.requested
 
     @requested.setter
     def requested(self, gpus: int) -> None:
-        del gpus
+        """It follows from what is looked up."""
 
     @property
-    def takes_room(self) -> bool:  # type: ignore[override]  # it follows from what is looked up
+    def takes_room(self) -> bool:
         return self.spec.takes_room
 
     @takes_room.setter
@@ -265,12 +265,12 @@ class _SavedState(JobState):
         del takes
 
     @property
-    def min_gpus(self) -> int:  # type: ignore[override]  # it follows from what is looked up
+    def min_gpus(self) -> int:
         return self.spec.min_gpus
 
     @min_gpus.setter
     def min_gpus(self, gpus: int) -> None:
-        del gpus
+        """It follows from what is looked up."""
 
 
 def encode_state(state: JobState) -> bytes:

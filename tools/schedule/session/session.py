@@ -107,7 +107,7 @@ class Session(ClusterState):
         if self.usage is not None:
             from pliant.tools.schedule.session.parts import TeamParts
 
-            self._parts = TeamParts(policy, self.usage, self.nodes, self.speeds)
+            self._parts = TeamParts(policy, self.usage, self.nodes, self.speeds, self.capacities)
         self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds, pins=preemptible == "stated")
         self._parted = policy.packs
         """Whether all jobs that share GPUs may do so under this policy."""

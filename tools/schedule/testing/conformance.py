@@ -335,7 +335,7 @@ def check_where_jobs_may_run(make: Factory) -> None:
     """Jobs that may run on some GPUs only are on these, whatever happens, and all that fit there end."""
     import numpy as np
 
-    sizes = (
+    sizes: tuple[tuple[dict[str, Any], int, dict[str, str]], ...] = (
         (node(4, 1, "a"), 40, {"nvlink": ""}),
         (node(2, 2, "b"), 16, {"rack": "r1"}),
         (node(3, 1, "b"), 24, {}),

@@ -357,10 +357,11 @@ def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
     if op.kind == "submit" and pool:
         each = pool.pop(op.index % len(pool))
         held.session.submit(each.model_copy(update={"submit_time": held.time_s}), held.time_s)
-    elif op.kind == "revive" and held.session.ended:
-        ended = sorted(held.session.ended)
-        held.session.revive(ended[op.index % len(ended)], held.time_s)
-        held.session.jobs[ended[op.index % len(ended)]].report_progress(held.time_s, 0.0)
+    elif op.kind == "revive":
+        ended = sorted(each for each in held.session.ended if held.session.fell.get(each) != "rejected")
+        for job_id in ended[op.index % max(1, len(ended)) :][:1]:
+            held.session.revive(job_id, held.time_s)
+            held.session.jobs[job_id].report_progress(held.time_s, 0.0)
     elif active:
         _happen_to_job(held, op, active[op.index % len(active)])
     _happen_to_node(held, op, held.session.nodes[op.index % len(held.session.nodes)].name)

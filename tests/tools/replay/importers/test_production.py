@@ -48,7 +48,7 @@ def test_helios_and_acme_jobs_are_executed_time_on_gpus(tmp_path: Path) -> None:
     assert [job.labels["trace"] for job in run(tmp_path, "helios", path).jobs] == ["helios", "helios"]
     assert result.dropped == {"asked for no GPU": 1}
     row = "7,u1,vcA,1,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300"
-    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)
+    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row.replace("u1", "u2"))
     result = run(tmp_path, "helios", one, two)
     assert [job.id for job in result.jobs] == ["7", "7-2"]
     assert result.summary.assumptions["an id that is there more than once got a number behind it"] == 1

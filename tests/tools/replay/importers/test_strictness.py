@@ -85,6 +85,8 @@ def test_wrong_files_and_formats_end_early(tmp_path: Path) -> None:
         (b"a,b\n1,2\n", "jobs.csv:1: has no column job_id, num_gpu, submit_time, model_name"),
         (b"", "jobs.csv:1: has no column"),
         (b"\xff\xfe\x00", "jobs.csv: is not UTF-8 text"),
+        (TIRESIAS.encode("utf-16-be"), "jobs.csv: is not UTF-8 text but UTF-16"),
+        (f"\n\r\n{TIRESIAS}\n\n1,x,0,6,vgg,9,30\n".encode(), "jobs.csv:5: /num_gpu"),
         (f"{TIRESIAS}\n".encode(), "tiresias: no job in 0 rows"),
         (f"{TIRESIAS}\n1,0,30,6,vgg,9,30\n".encode(), "tiresias: no job in 1 rows (1 asked for no GPU)"),
     ],

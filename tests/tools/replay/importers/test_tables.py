@@ -18,6 +18,8 @@ from pliant.tools.replay.importers.run import Selection, import_trace
 from pliant.tools.replay.recorded import PastRun, runs_of
 from tests.tools.replay.importers.importing import facts, gpu_seconds, labels, problems, run, text
 
+MARKED = (("\ufeff", 1), ("", 2), ("\ufeff", 3))
+"""Byte order marks before the column names, and the number of the job after them."""
 MAP = "id=JobID,submit=Queued,start=Started,end=Ended,gpus=Cards,vc=Queue"
 
 
@@ -47,6 +49,56 @@ def test_units_zone_and_words_for_priorities_are_kept_in_a_file(tmp_path: Path) 
     assert (first.gpus.requested, gpu_seconds(first), first.priority, first.model) == (8, 960.0, 2.0, "vgg")
     assert runs_of(first) == (PastRun(60.0, 180.0, 8),)
     assert (second.submit_time, second.model, second.priority) == (1800.0, "unknown", 0.0)
+
+
+EXPORTS = {
+    "csv": ("jobid,QUEUED,Started,Ended,Cards,Queue", "{0},{0}00,{0}50,900,4,blue"),
+    "helios": ("job_id,user,gpu_num,submit_time,start_time,duration", "{0},ann,4,{0}00,{0}50,60"),
+    "acme": (
+        "job_id,user,node_num,gpu_num,type,state,submit_time,start_time,duration",
+        "{0},ann,1,4,SFT,COMPLETED,{0}00,{0}50,60",
+    ),
+    "swf": ("; Version: 2.2", f"{{0}} {{0}}00 50 60 4{' -1' * 13}"),
+    "alibaba-v2023": (
+        "name,num_gpu,creation_time,scheduled_time,deletion_time",
+        "job {0},4,{0}00,{0}50,900",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [*EXPORTS, "philly"])
+@pytest.mark.parametrize("odd", [False, True], ids=["columns", "rows"])
+def test_rows_of_exports_that_overlap_count_once(tmp_path: Path, kind: str, odd: bool) -> None:
+    """March has jobs 1 and 2, April 2 and 3; ``odd``: a malformed row, for which rows are read one by one."""
+    files = []
+    for name, numbers in (("march", (1, 2)), ("april", (2, 3))):
+        if kind == "philly":
+            attempt = '[{"start_time": "%s50", "end_time": "900", "detail": [{"ip": "a", "gpus": ["g"]}]}]'
+            rows = [
+                f'{{"jobid": "j{n}", "submitted_time": "{n}00", "user": "u", "attempts": {attempt % n}}}'
+                for n in numbers
+            ]
+            files.append(text(tmp_path, name, f"[{', '.join(rows + ['{}'] * odd)}]"))
+        else:
+            header, row = EXPORTS[kind]
+            wrong = [row.format("1").replace("100", "?")] * odd
+            files.append(text(tmp_path, name, header, *(row.format(n) for n in numbers), *wrong))
+    result = run(tmp_path, kind, *files, lenient=odd, mapping=MAP if kind == "csv" else None)
+    assert [job.submit_time + 100 * (kind != "swf") for job in result.jobs] == [100, 200, 300]
+    assert result.summary.joined == {"are there before": 1}
+    assert result.summary.dropped.total() == 2 * odd
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_files_that_were_put_together_name_their_columns_again(tmp_path: Path, quote: str) -> None:
+    names = "jobid,QUEUED,Started,Ended,Cards,Queue"
+    path = text(
+        tmp_path, "all.csv", *(f"{mark}{names}\n{at},{at},5,9,1,{quote}x{quote}" for mark, at in MARKED)
+    )
+    result = run(tmp_path, "csv", path, mapping=MAP)
+    assert ([job.id for job in result.jobs], result.drops) == (["1", "2", "3"], "2 are lines of column names")
+    path = text(tmp_path, "faults.csv", "time,instances", "0,2", "time,instances", "60,1")
+    assert import_trace("faults", [path], str(tmp_path / "f.jsonl")).dropped.total() == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pliant.schemas.job import Job
 from pliant.tools.run.backends import record_code
 from pliant.tools.run.service import code_copy
 from pliant.tools.run.service.code_copy import UnusedCopies, from_copies
+from pliant.tools.run.service.submit import order_jobs
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.state import State
@@ -88,7 +89,7 @@ def test_a_copy_has_what_git_does_not_ignore_as_it_is_now(work: Work) -> None:
     assert (found["commit"], found["snapshot"], [*found["files"]]) == (
         work.commit,
         True,
-        ["lib/model.py", "train.py"],
+        ["lib/model.py", "run.sh", "train.py"],
     )
 
 
@@ -168,3 +169,5 @@ def test_a_copy_goes_once_the_last_of_its_jobs_has_ended(work: Work) -> None:
             os.utime(StateDir(work.state).code / name, (time.time() - age_s,) * 2)
         UnusedCopies(state)
         until(lambda: work.copies() == ["new"])
+    with pytest.raises(UsageError, match="job a ran from a snapshot of its code, which went"):
+        order_jobs(work.state, "requeue", ["a"])

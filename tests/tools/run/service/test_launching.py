@@ -127,6 +127,8 @@ def test_what_cannot_be_started_is_named(folder: Path, golden_text: Callable[...
         ("-m own", "python", "-m own"),
         ("-c import(torch)", "python", "-c import(torch)"),
         ("spawns.py", "python", "spawns.py"),
+        ("forks.py", "python", "forks.py"),
+        ("torchrun --nnodes 1 ddp.py", "python", "-m torch.distributed.run --nnodes 1 ddp.py"),
         ("-m torch.distributed.run train.py", "python", "-m torch.distributed.run train.py"),
         ("ddp.py", None, "ddp.py"),
         ("python3 -X dev ddp.py", None, "python3 -X dev ddp.py"),
@@ -152,6 +154,7 @@ def test_what_starts_a_command(folder: Path, command: str, launcher: str | None,
         "hugging.py": "from transformers import Seq2SeqTrainer\n",
         "ranks.py": "import os\nos.environ['LOCAL_RANK']\n",
         "spawns.py": "import torch.multiprocessing as mp, torch.distributed\nmp.spawn(main)\n",
+        "forks.py": "from multiprocessing import Process\nx = 'MASTER_ADDR', Process, FSDP\n",
         "train.py": "'Not for torch.distributed, or FSDP.'  # nor for accelerate\n",
         "bare.sh": "true\n",
         "able": "#!/bin/sh\n",
@@ -162,7 +165,8 @@ def test_what_starts_a_command(folder: Path, command: str, launcher: str | None,
     (folder / "pack").mkdir()
     (folder / "pack" / "part.py").write_text("from .other import x\n")
     (folder / "pack" / "other.py").write_text("from torch.nn.parallel import DistributedDataParallel\n")
-    asked = job("a", gpus=2, command=tuple(command.split(" ")), workdir=str(folder))
+    path = {"PATH": "/usr/bin:/bin"}  # where there is no torchrun
+    asked = job("a", gpus=2, command=tuple(command.split(" ")), workdir=str(folder), env=path)
     found, why = settled(asked)
     assert (found.launcher, " ".join(found.command or ())) == (launcher, started)
     assert bool(why) == (command != "gone.py")

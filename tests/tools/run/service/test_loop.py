@@ -305,6 +305,8 @@ def test_only_a_job_whose_files_nothing_can_replace_starts_again(tmp_path: Path)
     a, b, c, d, e, f = folders = [StateDir(site.state).job(name) for name in "abcdef"]
     for folder in folders:
         until(folder.attempt(1).progress.exists)
+    keeper_and_worker = 2
+    until(lambda: all(len(of_job(site, name)) == keeper_and_worker for name in "abcdef"))
     before = {name: of_job(site, name) for name in "abcdef"}
     for damaged in (a.attempt(1).launch, b.plan, d.plan, d.attempt(1).plan(1)):
         damaged.write_text("{")

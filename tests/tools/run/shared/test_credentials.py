@@ -12,6 +12,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends import local
+from pliant.tools.run.backends.keep import ENV_GROUP
 from pliant.tools.run.backends.protocol import NO_GROUP, Credentials, ProcessLimits, Unit, UnitStatus
 from pliant.tools.run.backends.slurm import step
 from pliant.tools.run.backends.slurm.units import own_folder, prepare
@@ -48,7 +49,7 @@ def test_an_account_has_its_groups_and_an_environment_of_its_own(shared_folder: 
     attempt = Attempt(shared_folder)
     attempt.start("sleep 600", env={"LD_PRELOAD": "/evil.so", "PYTHONPATH": "/evil", "PATH": "/bin"})
     keeper = attempt.keeper()
-    assert keeper.environ().keys() <= {"PATH", *local.OF_KEEPER}
+    assert keeper.environ().keys() <= {"PATH", ENV_GROUP, *local.OF_KEEPER}
     assert keeper.environ()["PATH"] != "/bin"
     attempt.kill()
 
@@ -110,7 +111,7 @@ def test_a_unit_of_an_account_has_its_part_and_hides_nothing_from_its_end(shared
         Cluster.model_validate({"nodes": (node,), "slots": "cpu"}), attempt.dirs.jobs
     )
     hides = "setsid sh -c 'sleep 600 & sleep 600' < /dev/null > /dev/null 2>&1 &"
-    takes = f"{hides} tail -c 200000000 /dev/zero; exit 3"
+    takes = f"{hides} head -c 200000000 /dev/zero | tail > /dev/null; exit 3"
     env = {ENV_JOB_DIR: str(attempt.handle.job_files.path)}
     unit = Unit("n0", ("/bin/sh", "-c", takes), "/", env, attempt.account, slots=1)
     attempt.backend.start(attempt.handle, [unit])

@@ -1,5 +1,6 @@
 """Runs that serve several users: whose jobs, files and processes are, and what a hostile job can do."""
 
+import json
 import os
 import shutil
 import stat
@@ -13,7 +14,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError, UsageError
 from pliant.tools.run.backends.local import LocalBackend
-from pliant.tools.run.backends.protocol import Handle, Unit
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.service import decisions
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
@@ -22,7 +23,7 @@ from pliant.tools.run.statedir.contract.stacks import ask_for_stacks, question
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from tests.tools.run.scripts import plain
-from tests.tools.run.shared.users import ANN, BOB, as_user, of_user, submit_event_of
+from tests.tools.run.shared.users import ANN, BOB, Attempt, as_user, of_user, submit_event_of
 from tests.tools.run.site import Site
 
 PYTHON = shutil.which("python3", path="/usr/bin:/usr/local/bin")
@@ -214,3 +215,21 @@ def test_root_asks_for_stacks_with_the_rights_of_the_account(shared_folder: Path
     os.chown(attempt.path, ANN, ANN)
     mark = ask_for_stacks(attempt)
     assert (question(attempt), attempt.stacks.lstat().st_uid) == (mark, ANN)
+
+
+def test_files_that_a_job_names_are_written_with_its_users_rights(shared_folder: Path) -> None:
+    attempt, roots, folder = Attempt(shared_folder), shared_folder / "roots.txt", shared_folder / "all"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    roots.write_text("root's\n")
+    own = folder / "own" / "out.txt"
+    order = {"output": [str(own)], "error": [str(roots)], "owner": True, "truncate": True}
+    logs = attempt.handle.folder / "logs" / "0" / "worker" / "attempt_0" / "0"
+    looks = {"python": "", "command": ["train.py"]}
+    env = {"PLIANT_OUTPUT": json.dumps(order), "PLIANT_CODE": json.dumps(looks)}
+    attempt.start(f"mkdir -p '{logs}'; cd '{logs}'; echo out > stdout.log; echo err > stderr.log", env=env)
+    assert attempt.end() == (UnitStatus("exited", 0),)
+    assert own.read_text() == "out\n"
+    assert {path.stat().st_uid for path in (own, own.parent, attempt.handle.files.code(0))} == {ANN}
+    assert roots.read_text() == "root's\n"
+    assert f"pliant: {roots} cannot be written: Permission denied" in attempt.said()

@@ -164,7 +164,7 @@ def test_lines_fit_and_each_job_is_there_once(tmp_path_factory, seed, steps, wid
         )
         assert max(map(width_of, page.splitlines())) <= width
     document = json.loads(status_document(result, map(job_fields, jobs), story.now_s))
-    assert document["schema"] == "pliant.status/1.5"
+    assert document["schema"] == "pliant.status/1.6"
     known = {*story.session.jobs, *story.session.ended}
     assert sorted(each["id"] for each in document["jobs"]) == sorted(known)
     assert {each["state"] for each in document["jobs"]} <= set(STATES)

@@ -83,26 +83,6 @@ def test_easy_lets_pass_what_does_not_delay_the_head(nodes, jobs, expected):
     assert joined(held, 10, *jobs[1:]) == expected
 
 
-def test_a_decision_reads_only_the_head_while_it_waits():
-    held = opened(Fifo("none"), cluster(4), job("a", gpus=3))
-    joined(held, 2000, *(job(f"j{i}", at=1 + i, gpus=4) for i in range(1000)))
-    read = []
-
-    class Watched(dict):
-        def values(self):
-            read.append("values")
-            return super().values()
-
-        def __iter__(self):
-            read.append("iter")
-            return super().__iter__()
-
-    held.jobs = Watched(held.jobs)
-    held.submit(job("late", at=2001), 2001)
-    assert held.decide(2001) == []
-    assert read == []
-
-
 def with_cpus(nodes: Cluster, *cpus: int) -> Cluster:
     """Nodes with these CPUs in turn."""
     each = zip(nodes.nodes, itertools.cycle(cpus), strict=False)

@@ -1,9 +1,13 @@
+import math
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pliant.schemas.cluster import Cluster, Shares
+from pliant.schemas.cluster import Cluster, Node, Shares
 from pliant.schemas.job import Gpus, Job
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session import session
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import MOST_ROUNDS, Session
@@ -399,3 +403,76 @@ def test_a_pair_that_finishes_on_a_drained_node(rules: Shares, new: Job, steps: 
     pairs_up(held, elastic("x-two", 4), place, "x-one", at=0.0)
     held.drain("n0", 1.0, now=False)
     assert comes(held, new, at=2.0) == steps
+
+
+def demanding(name: str, gpus: int, cpus: float, at: float = 0.0) -> Job:
+    return rigid(name, gpus, at=at, resources={"worker": {"cpu": cpus}} if cpus else {})
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las", "fair-share"])
+def test_cpus_beside_borrowed_gpus_come_back_too(policy: str) -> None:
+    """x holds three of four GPUs, two of them its own, and all CPUs; y needs two for a GPU of its own."""
+    node = Cluster(nodes=(Node(name="n0", gpus=4, cpus=8),))
+    held = world(node, TWO, policy=policy)
+    start = dict.fromkeys(("x-most", "x-one", "x-two"), "start")
+    assert comes(held, demanding("x-most", 1, 6), demanding("x-one", 1, 1), demanding("x-two", 1, 1)) == start
+    assert comes(held, demanding("y-large", 2, 4), at=11.0) == {}, "x's own part has two CPUs of these eight"
+    held.end("y-large", 12.0, "cancelled")
+    assert comes(held, demanding("y-small", 1, 2), at=12.0) == {"x-most": "preempt", "y-small": "start"}
+    assert held.decide(13.0) == []
+    # What is x's own stays.
+    held = world(node, TWO, demanding("x-own", 2, 4), policy=policy)
+    assert comes(held, demanding("y", 1, 2)) == {}
+    # A policy that does not use the room is not made room for again, not by another process either.
+    held = world(node, TWO, *(demanding(f"x{n}", 1, cpus) for n, cpus in enumerate((6, 1, 1))))
+    assert held._parts is not None
+    made = {"parts": [], "declined": [], "made_room": [["y", "", "gpu", (0, 1, "y")]]}
+    held._parts.load_state(made, held.jobs)
+    assert comes(held, demanding("y", 1, 2)) == {}
+    assert held._parts.dump_state()["made_room"] == made["made_room"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_entitled_job_waits_for_cpus_of_one_borrower(seed: int) -> None:
+    """Random worlds under fifo: the first job of a team that fits its own part waits only where no one job of
+    another team that borrows leaves it enough room.
+    """
+    rng = np.random.default_rng(seed)
+    nodes = [
+        Node(name=f"n{i}", gpus=int(rng.choice([2, 4, 8])), cpus=int(rng.choice([4, 6, 8, 12])))
+        for i in range(rng.integers(1, 5))
+    ]
+    held = world(Cluster(nodes=tuple(nodes)), TWO if seed % 2 else THREE)
+    for step in range(1, 25):
+        now_s, running = 10.0 * step, sorted(job.id for job in held.jobs.values() if job.gpus)
+        if running and rng.random() < 0.3:
+            held.end(str(rng.choice(running)), now_s)
+        else:
+            name = f"{'xyz'[rng.integers(2 + (seed + 1) % 2)]}{step:02}"
+            size, cpus = int(rng.choice([1, 1, 2, 4])), float(rng.choice([0, 1, 2, 4, 6, 8]))
+            held.submit(demanding(name, size, cpus, now_s), now_s)
+        for wait_s in range(3):
+            held.decide(now_s + wait_s)
+        assert held._parts is not None
+        own = {owner.team: given.own for owner, given in held._parts._entitled.items()}
+        holds = Counter(dict.fromkeys(own, 0))
+        for each in held.jobs.values():
+            holds[each.spec.user] += each.gpus
+        first = {each.spec.user: each for each in reversed(held.jobs.values()) if not each.gpus}
+        for team, waiting in first.items():
+            if holds[team] + waiting.requested <= math.floor(own[team]):
+                others = [each for each in held.jobs.values() if each.gpus and each.spec.user != team]
+                borrow = [each for each in others if holds[each.spec.user] > math.ceil(own[each.spec.user])]
+                assert not [each.id for each in borrow if fits_without(held, waiting, each)], waiting.id
+
+
+def fits_without(held: Session, waiting: JobState, other: JobState) -> bool:
+    """Whether a job has a place once another one has stopped."""
+    free = {node.name: [node.gpus, node.capacities["cpu"]] for node in held.nodes}
+    for each in held.jobs.values():
+        for name, count in each.placement if each is not other else ():
+            free[name][0] -= count
+            free[name][1] -= count * each.spec.resources.worker.get("cpu", 0.0)
+    need = waiting.spec.resources.worker.get("cpu", 0.0)
+    room = sum(min(gpus, cpus // need if need else gpus) for gpus, cpus in free.values())
+    return room >= waiting.requested

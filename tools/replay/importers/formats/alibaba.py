@@ -87,31 +87,33 @@ def _read_pai(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock
 
 def _workloads(paths: Sequence[str], conversion: Conversion) -> dict[str, str]:
     """Names of workloads by inst_id, of the group tags that may be beside the other tables."""
-    found: dict[str, str] = {}
+    workloads: dict[str, str] = {}
     for path in _tables(paths, TAGS):
         for block in _blocks(path, conversion, ("inst_id", "workload")):
             for line, fault in block.others:
                 conversion.refuse_row(block.source, line, fault)
             if len(block):
                 columns = (block.optional_text(name).listed() for name in ("inst_id", "workload"))
-                found |= {instance: workload for instance, workload in zip(*columns, strict=True) if workload}
-    return found
+                workloads |= {
+                    instance: workload for instance, workload in zip(*columns, strict=True) if workload
+                }
+    return workloads
 
 
 def _table(paths: Sequence[str], name: str) -> Path:
-    found = _tables(paths, name)
-    if len(found) != 1:
+    tables = _tables(paths, name)
+    if len(tables) != 1:
         raise UsageError(
-            f"{len(found)} files {name}.csv are given, expected one: name the trace's folder or both tables"
+            f"{len(tables)} files {name}.csv are given, expected one: name the trace's folder or both tables"
         )
-    return found[0]
+    return tables[0]
 
 
 def _tables(paths: Sequence[str], name: str) -> list[Path]:
     files = (f"{name}.csv", *(f"{name}.csv{ending}" for ending in _PACKED))
     given = [Path(path) for path in paths]
-    found = [path for path in given if path.name in files and path.is_file()]
-    return found + [path / file for path in given for file in files if (path / file).is_file()]
+    tables = [path for path in given if path.name in files and path.is_file()]
+    return tables + [path / file for path in given for file in files if (path / file).is_file()]
 
 
 def _blocks(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator[RowBlock]:
@@ -219,7 +221,7 @@ def _pods(block: RowBlock) -> JobBlock:
         "gpu_spec": block.optional_text("gpu_spec"),
         "gpu_milli": words_of(milli, lambda part: str(int(part)) if part < 1000 else ""),
     }
-    ids = block.ids("name")
+    ids = block.ids("name", submit_time_s, gpus, seconds)
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels, start_s=start_s)
 
 

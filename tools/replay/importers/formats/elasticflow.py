@@ -69,8 +69,8 @@ Sizes = Mapping[tuple[str, int], int]
 
 def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
     """Measurements of all ``throughputs_GPUTYPE`` in the folder, or of one that is itself such a folder."""
-    found = [folder] if folder.name.startswith(_FOLDER) else sorted(folder.glob(f"{_FOLDER}*"))
-    files = [path for inner in found for path in sorted(inner.glob("*.csv"))]
+    folders = [folder] if folder.name.startswith(_FOLDER) else sorted(folder.glob(f"{_FOLDER}*"))
+    files = [path for inner in folders for path in sorted(inner.glob("*.csv"))]
     if not files:
         text = f"holds no {_FOLDER}GPUTYPE/MODEL.csv, expected the data folder"
         raise BadInputError.one(str(folder), text)
@@ -201,19 +201,19 @@ def _most(sizes: Sizes | None, block: RowBlock, model: WordColumn, batch: Number
     batches, places = np.unique(batch, return_inverse=True)
     pairs, at = np.unique(model.places.astype(np.int64) * len(batches) + places, return_inverse=True)
     keys = [(model.texts[pair // len(batches)], batches[pair % len(batches)]) for pair in pairs.tolist()]
-    found = np.array([float(sizes.get(key, math.nan)) for key in keys])[at]
+    sizes_of_rows = np.array([float(sizes.get(key, math.nan)) for key in keys])[at]
     block.refuse(
-        np.isnan(found),
+        np.isnan(sizes_of_rows),
         "model_name",
         lambda row: f"{model[row]!r} has no throughputs for the batch {int(batch[row])}",
     )
-    return found
+    return sizes_of_rows
 
 
 def _utility(target_s: Numbers) -> Raw | dict[str, Any]:
     """Worth 1 until the deadline, where there is one."""
     if not np.isnan(target_s).any():
         return {"shape": "step", "target": target_s}
-    found = target_s.tolist()
-    texts = ["" if math.isnan(each) else f'{{"shape":"step","target":{each!r}}}' for each in found]
+    targets = target_s.tolist()
+    texts = ["" if math.isnan(each) else f'{{"shape":"step","target":{each!r}}}' for each in targets]
     return Raw(WordColumn.of(texts))

@@ -102,10 +102,10 @@ def _count(time: str, count: str, row: InputRow) -> tuple[float, int]:
     for name in (time, count):
         if name not in row.values:
             raise MalformedRowError(name, "is missing")
-    found = row.count(count)
-    if found > _MOST_NODES:
-        raise MalformedRowError(count, f"{found} is above {_MOST_NODES:,}")
-    return parse_number(str(row.values[time]), time), found
+    nodes = row.count(count)
+    if nodes > _MOST_NODES:
+        raise MalformedRowError(count, f"{nodes} is above {_MOST_NODES:,}")
+    return parse_number(str(row.values[time]), time), nodes
 
 
 def _counts(rows: Iterable[tuple[float, int]], conversion: Conversion) -> NodeHistory:

@@ -61,8 +61,8 @@ _TYPE: Final = re.compile(r"(.+) \(batch size (\d+)\)")
 
 
 def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
-    found = read_throughputs(folder / FILE, conversion)
-    return found if workload is None else replace(found, jobs=tuple(read_workload(workload, conversion)))
+    trace = read_throughputs(folder / FILE, conversion)
+    return trace if workload is None else replace(trace, jobs=tuple(read_workload(workload, conversion)))
 
 
 def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:
@@ -210,8 +210,8 @@ def _pairs(row: ProfileRow, record: InputRow) -> Iterator[ProfileRow]:
 
 def _entry(types: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The entry of a job type, empty where there is none."""
-    found = types.get(key)
-    return found if isinstance(found, dict) else {}
+    entry = types.get(key)
+    return entry if isinstance(entry, dict) else {}
 
 
 def _is_rate(value: object) -> bool:
@@ -307,9 +307,9 @@ _GNS: Final[Mapping[tuple[str, int, int], Sequence[int]]] = {
 
 
 def _read_shockwave(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
-    found = read_throughputs(folder / _SHOCKWAVE_FILE, conversion)
+    trace = read_throughputs(folder / _SHOCKWAVE_FILE, conversion)
     return (
-        found if workload is None else replace(found, jobs=tuple(_read_shockwave_jobs(workload, conversion)))
+        trace if workload is None else replace(trace, jobs=tuple(_read_shockwave_jobs(workload, conversion)))
     )
 
 
@@ -333,11 +333,11 @@ def _shockwave_job(conversion: Conversion, row: InputRow) -> Job:
     labels = {"mode": mode} if deadline.startswith("-") else {"mode": mode, "deadline": deadline}
     job = training_job("shockwave", conversion, row, labels)
     model, batch = model_and_batch(row.values["type"])
-    found = regimes(mode, model, batch, job.gpus.requested, row.number("steps"))
+    batch_regimes = regimes(mode, model, batch, job.gpus.requested, row.number("steps"))
     return (
         job
-        if not found
-        else job.model_copy(update={"batch": job.batch.model_copy(update={"regimes": found})})
+        if not batch_regimes
+        else job.model_copy(update={"batch": job.batch.model_copy(update={"regimes": batch_regimes})})
     )
 
 

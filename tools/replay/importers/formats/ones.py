@@ -175,19 +175,19 @@ def _report(run: RecordedRun, row: InputRow) -> None:
 
 
 def _history(runs: Iterable[RecordedRun]) -> list[Event]:
-    found: list[Event] = []
+    events: list[Event] = []
     for run in runs:
         at_s, work = run.job.submit_time, EpochWork(epochs=run.epochs, dataset_size=run.epoch_size)
         job = run.job.model_copy(update={"work": work})
         detail = {"job": job.model_dump(mode="json", by_alias=True, exclude_defaults=True)}
         ended_s, total = run.history[-1].time, run.total_samples
-        found += [
+        events += [
             Event(at_s, "submit", job.id, detail=detail),
             Event(at_s, "progress", job.id, samples_done=0.0, loss=run.initial_loss),
             *run.history,
             Event(ended_s, "finish", job.id, gpus=0, samples_done=total),
         ]
-    return sorted(found, key=lambda event: event.time)
+    return sorted(events, key=lambda event: event.time)
 
 
 FORMAT: Final = FolderFormat("ones", read, read_workload)

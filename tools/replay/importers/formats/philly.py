@@ -130,7 +130,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     conversion.count_rows(len(rows) - len(found))
     made = executed_jobs(
         block,
-        block.new_ids(ids),
+        block.new_ids(ids, submit_time_s, gpus, gpu_seconds, user),
         submit_time_s,
         gpus,
         gpu_seconds / gpus,
@@ -146,7 +146,9 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
 def _job(conversion: Conversion, row: InputRow) -> Job:
     found = _read_job(row, conversion.zone, conversion.summary.assume_here)
     return executed_job(
-        conversion.new_id(found.job_id, row.place),
+        conversion.new_id(
+            found.job_id, row.place, found.submit_time_s, found.gpus, found.gpu_seconds, found.user
+        ),
         found.submit_time_s,
         found.gpus,
         found.gpu_seconds,

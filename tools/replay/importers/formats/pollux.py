@@ -121,10 +121,10 @@ def _job_lines(trace: str, known: Mapping[str, Application], block: RowBlock) ->
     gpus = block.positive_count("num_replicas")
     check_rows(block, gpus <= MOST_GPUS, lambda row: Gpus(requested=int(gpus[row]), min=1))
     batch = block.positive_count("batch_size")
-    found = [known.get(text, _NONE) for text in model.texts]
+    applications = [known.get(text, _NONE) for text in model.texts]
 
     def job_of(row: int) -> Job:
-        application = found[model.places[row]]
+        application = applications[model.places[row]]
         return Job(
             id=ids[row].as_py(),
             submit_time=float(submit_time_s[row]),
@@ -137,7 +137,7 @@ def _job_lines(trace: str, known: Mapping[str, Application], block: RowBlock) ->
         )
 
     def of_each(name: str) -> NDArray[np.int64]:
-        by_word = np.array([getattr(each, name) for each in found], dtype=np.int64)
+        by_word = np.array([getattr(each, name) for each in applications], dtype=np.int64)
         return by_word.take(model.places)
 
     least, most, samples = of_each("smallest_batch"), of_each("largest_batch"), of_each("dataset_size")
@@ -196,10 +196,10 @@ def read_measurements(folder: Path, gpu_type: str, conversion: Conversion) -> Im
 def _folders(folder: Path) -> list[Path]:
     inner = folder / "traces"
     root = inner if inner.is_dir() else folder
-    found = sorted(path.parent for path in root.glob("*/placements*.csv"))
-    if not found:
+    folders = sorted(path.parent for path in root.glob("*/placements*.csv"))
+    if not folders:
         raise BadInputError.one(str(root), "holds no APPLICATION/placements*.csv, expected the data folder")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(folders))
 
 
 def _step_files(folder: Path, gpu_type: str, conversion: Conversion) -> Iterator[tuple[Path, str, str]]:

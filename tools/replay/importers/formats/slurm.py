@@ -33,7 +33,7 @@ from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.file_io.parquet import compute, text_array
 from pliant.schemas.file_io.record import MOST, problems_of
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, is_in, matches, settle
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, matches, settle
 from pliant.tools.replay.importers.conversion import (
     EARLY,
     NOTHING,
@@ -56,7 +56,7 @@ from pliant.tools.replay.importers.conversion import (
     settle_runs,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
-from pliant.tools.replay.importers.reading import csv_blocks, json_rows, open_bytes
+from pliant.tools.replay.importers.reading import HEADERS, csv_blocks, json_rows, open_bytes
 from pliant.tools.replay.importers.spool import Columns
 from pliant.tools.replay.recorded import PastRun, side_by_side
 
@@ -97,7 +97,6 @@ _FREE: Final = {
 }
 """Columns in which users may write anything."""
 _STEPS: Final = "are steps of jobs"
-_HEADERS: Final = "are lines of column names"
 _COMPONENTS: Final = "are components of heterogeneous jobs"
 _RUNS: Final = "are runs of jobs that were requeued or resized"
 _REPEATED: Final = "are there before, or with what was known later"
@@ -246,9 +245,8 @@ class _Rows:
             self._conversion.refuse_row(block.source, line, fault)
         if not len(block):
             return
-        ids = block.columns["JobID"]
-        steps, headers = matches(ids, r"\."), is_in(ids, text_array((COLUMNS[0],)))
-        for marks, reason in ((steps, _STEPS), (headers, _HEADERS)):
+        steps, headers = matches(block.columns["JobID"], r"\."), ~block.live
+        for marks, reason in ((steps, _STEPS), (headers, HEADERS)):
             if count := int(marks.sum()):
                 self._conversion.count_rows(count)
                 self._conversion.summary.dropped[reason] += count

@@ -83,13 +83,14 @@ def _jobs(block: RowBlock) -> JobBlock | None:
     block.text("job")
     if block.problems or not are_within(submit_time_s, gpus, gpus * run_s)[block.live].all():
         return None
+    user = block.optional_text("user").map(lambda user: f"u{user}" if user else "")
     return executed_jobs(
         block,
-        block.ids("job"),
+        block.ids("job", submit_time_s, gpus, run_s, user),
         submit_time_s,
         gpus,
         run_s,
-        user=block.optional_text("user").map(lambda user: f"u{user}" if user else ""),
+        user=user,
         labels={
             "trace": "swf",
             "status": status,
@@ -111,14 +112,14 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
         raise DroppedRowError(Reason.NEVER_STARTED if status == "CANCELLED" else Reason.NO_DURATION)
     if status == "PARTIAL":
         raise DroppedRowError(_PARTS)
-    user = row.optional_text("user")
+    user = f"u{number}" if (number := row.optional_text("user")) else ""
     start_s = None if wait_s is None else submit_time_s + wait_s
     return executed_job(
-        conversion.new_id(row.text("job"), row.place),
+        conversion.new_id(row.text("job"), row.place, submit_time_s, gpus, run_s, user),
         submit_time_s,
         gpus,
         gpus * run_s,
-        user=f"u{user}" if user else "",
+        user=user,
         labels={
             "trace": "swf",
             "status": status,

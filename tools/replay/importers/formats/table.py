@@ -107,13 +107,14 @@ class Table:
         else:
             seconds = block.executed_seconds(start_s, end_s)
         labels = {name: block.optional_text(name) for name in columns if name not in FIELDS}
+        user = block.optional_text("user")
         return executed_jobs(
             block,
-            block.ids("id"),
+            block.ids("id", submit_time_s, gpus, seconds, user),
             submit_time_s,
             gpus,
             seconds,
-            user=block.optional_text("user"),
+            user=user,
             team=block.optional_text("team"),
             model=block.optional_text("model").map(lambda text: text or UNKNOWN_MODEL),
             priority=block.read_words("priority", self._priority),
@@ -277,13 +278,14 @@ def _helios_jobs(block: RowBlock) -> JobBlock:
         "vc": block.optional_text("vc"),
         "nodes": block.optional_text("node_num"),
     }
+    user = block.optional_text("user")
     return executed_jobs(
         block,
-        block.ids("job_id"),
+        block.ids("job_id", submit_time_s, gpus, seconds, user),
         submit_time_s,
         gpus,
         seconds,
-        user=block.optional_text("user"),
+        user=user,
         labels=labels,
         start_s=start_s,
     )

@@ -86,6 +86,7 @@ def keep_as(kept: str, unit: str, gpus: str) -> int:
     given = {name: os.environ[name] for name in (*OF_NODE, *OF_GPUS) if name in os.environ}
     asked = {name: value for name, value in told["account"]["env"].items() if name not in OF_GPUS}
     account = others.KeptAccount(told["account"])
+    keeper.Helpers.load(account.env)
     account.take_file_rights()
     _say_to(os.path.join(told["attempt"], "logs", f"launcher-{unit}.log"))
     try:

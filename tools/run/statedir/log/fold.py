@@ -379,8 +379,7 @@ class JobLog:
                 self.change = self.begun = None
                 self.stall_s = event.overhead_seconds
         elif event.event in ("preempt", "requeue"):
-            self.phase = "waiting" if self.started_s is None else "preempted"
-            self.change = self.begun = None
+            self.phase, self.change, self.begun = "preempted", None, None
             self._fail(event.time, detail)
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
@@ -406,6 +405,8 @@ class JobLog:
         """It waits as if it had never failed, also after its end."""
         if self.ended:
             self.ended_s, self.timed_out, self.ran_s = None, False, 0.0
+        if self.started_s is None:
+            self.phase = "waiting"
         self.failures, self.failed_at, self.failed_as, self.failed_s = 0, -1.0, None, ()
         self.displacements, self.displaced_at, self.retry_s = 0, -1.0, None
         if from_start:

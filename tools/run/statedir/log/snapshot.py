@@ -348,7 +348,7 @@ def _words(drain: Drain | None) -> tuple[object, ...] | None:
 def _order(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
-        new = {name for name in CHANGEABLE if getattr(before.job, name) != getattr(job.job, name)}
+        new: set[str] = {name for name in CHANGEABLE if getattr(before.job, name) != getattr(job.job, name)}
         if new:
             changes = job.job.model_dump(mode="json", include=new)
             yield Event(at_s, "update", job_id, detail={"changes": changes})

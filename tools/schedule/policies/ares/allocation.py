@@ -326,13 +326,13 @@ def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> 
     if not low:
         return AllowedSizes((), (), 0, _why_empty(job, gpu_type, most))
     high, reason = _above(job, low[0], gpu_type, speeds, alpha)
-    found: list[tuple[int, float]] = []
+    allowed: list[tuple[int, float]] = []
     candidates = (*reversed(low), *high)
     for size in candidates:
         rate = speeds.rate(job, size, gpu_type)
-        if not found or rate >= found[-1][1] * (1 - _ROUNDING):
-            found.append((size, rate))
-    sizes, rates = zip(*found, strict=True)
+        if not allowed or rate >= allowed[-1][1] * (1 - _ROUNDING):
+            allowed.append((size, rate))
+    sizes, rates = zip(*allowed, strict=True)
     slower = sizes[-1] < candidates[-1]
     return AllowedSizes(sizes, rates, low[0], "its speed, which falls beyond" if slower else reason)
 
@@ -350,9 +350,9 @@ def _above(job: JobState, base: int, gpu_type: str, speeds: Rates, alpha: float)
     own = job.spec.gpus
     while 0 < own.above(reached) <= limit:
         size = max(own.whole(min(2 * reached, limit)), own.above(reached))
-        found = efficiency(job, size, base, gpu_type, speeds)
-        if found < alpha:
-            return sizes, f"alpha {alpha:g} (eff({size}) = {found:.2f})"
+        share = efficiency(job, size, base, gpu_type, speeds)
+        if share < alpha:
+            return sizes, f"alpha {alpha:g} (eff({size}) = {share:.2f})"
         sizes.append(size)
         reached = size
     return sizes, reason

@@ -153,11 +153,11 @@ class UsefulSpeed:
             self._tables.pop((job_id, kind), None)
 
     def _table(self, job: JobState, pool: Pool) -> GoodputTable:
-        found = self._tables.get((job.id, pool.gpu_type))
-        if found is None or found[0] != job.noise_scale:
-            found = job.noise_scale, self._goodputs.goodput(job, pool)
-            self._tables[job.id, pool.gpu_type] = found
-        return found[1]
+        table = self._tables.get((job.id, pool.gpu_type))
+        if table is None or table[0] != job.noise_scale:
+            table = job.noise_scale, self._goodputs.goodput(job, pool)
+            self._tables[job.id, pool.gpu_type] = table
+        return table[1]
 
 
 class Choice(NamedTuple):

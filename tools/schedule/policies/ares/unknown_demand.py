@@ -53,8 +53,8 @@ def equal_split(total: int, limits: Sequence[tuple[int, int]], sizes: Sequence[G
             left -= low
     own = [sizes[index] for index in admitted] if sizes else ()
     shares = equal_shares(total, [limits[index] for index in admitted], own)
-    found = dict(zip(admitted, shares, strict=True))
-    return [found.get(index, 0) for index in range(len(limits))]
+    share_by_index = dict(zip(admitted, shares, strict=True))
+    return [share_by_index.get(index, 0) for index in range(len(limits))]
 
 
 class UnknownDemand:

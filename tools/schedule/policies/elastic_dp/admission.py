@@ -102,37 +102,39 @@ class AdmissionControl:
         :param strict: no job joins after the first waiting job that does not fit.
         """
         optimizers = {gpu_type: Optimizer(gpus, quota) for gpu_type, gpus in gpus_by_type.items()}
-        found = Admission(optimizers)
+        admission = Admission(optimizers)
         barrier = ""
         for job in sorted(jobs, key=_in_turn):
             if barrier:
-                found.waiting[job.id] = Explanation(f'waits behind "{barrier}", which does not fit')
-            elif not self._joins(job, found) and strict and not job.gpus:
+                admission.waiting[job.id] = Explanation(f'waits behind "{barrier}", which does not fit')
+            elif not self._joins(job, admission) and strict and not job.gpus:
                 barrier = job.id
-        return found
+        return admission
 
     def choices(self, job: JobState) -> list[Participant]:
         """The GPU types that the job can run on: the one it holds, or the fastest first."""
         kinds = [job.gpu_type] if job.gpus and job.gpu_type else list(self.curves.speeds.gpu_types)
         batches = self.batches(job)
-        found = [(kind, self.curves.of(job, kind, batches)) for kind in kinds]
-        members = [Participant(job, kind, curve) for kind, curve in found if curve is not None]
+        curve_by_type = [(kind, self.curves.of(job, kind, batches)) for kind in kinds]
+        members = [Participant(job, kind, curve) for kind, curve in curve_by_type if curve is not None]
         if len(members) > 1:
             members.sort(key=lambda member: (-self._speed(member), member.gpu_type))
         return members
 
-    def _joins(self, job: JobState, found: Admission) -> bool:
-        if found.full:
-            found.waiting[job.id] = Explanation("the jobs before it need all GPUs at their smallest sizes")
+    def _joins(self, job: JobState, admission: Admission) -> bool:
+        if admission.full:
+            admission.waiting[job.id] = Explanation(
+                "the jobs before it need all GPUs at their smallest sizes"
+            )
             return False
         choices = self.choices(job)
         for member in choices:
-            optimizer = found.optimizers.get(member.gpu_type)
+            optimizer = admission.optimizers.get(member.gpu_type)
             if optimizer and optimizer.left_for(job.spec.user) >= member.curve.least:
                 optimizer.add(self.objective.gains(job, member.curve), job.spec.user)
-                found.members.setdefault(member.gpu_type, []).append(member)
+                admission.members.setdefault(member.gpu_type, []).append(member)
                 return True
-        found.waiting[job.id] = _why(choices, found.optimizers)
+        admission.waiting[job.id] = _why(choices, admission.optimizers)
         return False
 
     def _speed(self, member: Participant) -> float:

@@ -126,9 +126,9 @@ class _Group:
     def as_one(self, budget: int) -> Gains:
         """All of them as one job, for up to ``budget`` GPUs."""
         self.share.update(self.jobs, min(budget, self.left))
-        found = Gains.of(np.concatenate(([0.0], self.share.curve())))
-        assert found is not None, "nothing more is feasible"  # noqa: S101
-        return found
+        gains = Gains.of(np.concatenate(([0.0], self.share.curve())))
+        assert gains is not None, "nothing more is feasible"  # noqa: S101
+        return gains
 
 
 # Jobs with concave gains: increments merged.
@@ -201,12 +201,12 @@ class GainTable:
 
     def extras(self, budget: int) -> list[int]:
         """GPUs of each job when ``budget`` are shared, the fewest that gain what they gain."""
-        found = []
+        extra_shares = []
         for shares in reversed(self._shares):
             share = int(shares[budget])
-            found.append(share)
+            extra_shares.append(share)
             budget -= share
-        return found[::-1]
+        return extra_shares[::-1]
 
     def _is_start_of(self, gains: Sequence[Gains]) -> bool:
         pairs = zip(self._gains, gains, strict=False)
@@ -230,7 +230,7 @@ def max_plus(row: Floats, gains: Floats, budget: int) -> tuple[Floats, Ints]:
     width = max(1, _CELLS // (most + 1))
     for start in range(0, reach + 1, width):
         sums = shifted[start : start + width] + gains
-        found = sums.argmax(axis=1)
-        shares[start : start + width] = found
-        best[start : start + width] = sums[np.arange(len(found)), found]
+        best_share = sums.argmax(axis=1)
+        shares[start : start + width] = best_share
+        best[start : start + width] = sums[np.arange(len(best_share)), best_share]
     return best, shares

@@ -59,33 +59,33 @@ class DormRule:
         if not jobs:
             return {}
         fleet = Fleet(self.servers)
-        found: dict[str, PlacedWorkers] = {}
+        holdings: dict[str, PlacedWorkers] = {}
         moved = []
         for job, size in zip(jobs, self._sizes(jobs, fair).tolist(), strict=True):
             if job.placed is not None and job.placed.size == size:
                 fleet.take(job.bid, job.placed)
-                found[job.bid.id] = job.placed
+                holdings[job.bid.id] = job.placed
             elif size:
                 moved.append((job, size))
         for job, size in sorted(moved, key=lambda pair: pair[0].order):
             placed = _as_many(fleet, job, size)
             if placed is not None:
-                found[job.bid.id] = placed
-        return found
+                holdings[job.bid.id] = placed
+        return holdings
 
     def _sizes(self, jobs: Sequence[Active], fair: Holdings) -> Ints:
         """[job] workers; as they are where the solver finds nothing better in time."""
         model = _Model.of(jobs, fair, self)
-        found = solved(
+        solution = solved(
             *(model.costs, model.rows, model.low, model.high),
             whole=model.whole.astype(np.int64),
             most=model.most,
             node_limit=_NODES,
             mip_rel_gap=_GAP,
         )
-        if found.x is None:
+        if solution.x is None:
             return np.array([job.placed.size if job.placed else 0 for job in jobs])
-        sizes: Ints = np.rint(found.x[: len(jobs)]).astype(np.int64)
+        sizes: Ints = np.rint(solution.x[: len(jobs)]).astype(np.int64)
         return sizes
 
 

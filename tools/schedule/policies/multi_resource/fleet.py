@@ -110,16 +110,16 @@ class Bid:
         whole = np.arange(self.most_workers + 1) if self.advance is None else self.advance
         if not is_first or self.first_part >= 1:
             return whole
-        found: Ints = np.floor(whole * self.first_part * (1 + ROUNDING)).astype(np.int64)
-        return found
+        advances: Ints = np.floor(whole * self.first_part * (1 + ROUNDING)).astype(np.int64)
+        return advances
 
     def ps_of(self, workers: Ints) -> Ints:
         """The fewest PS whose bandwidth is that of these workers; one where bandwidth does not matter."""
         if not self.needs_ps:
             return np.zeros_like(workers)
         wanted = np.ceil(workers / self.workers_per_ps * (1 - ROUNDING)).astype(np.int64)
-        found: Ints = np.maximum(wanted, workers > 0)
-        return found
+        servers: Ints = np.maximum(wanted, workers > 0)
+        return servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def whole_fits(free: Floats, demand: Floats, most: int) -> Ints:
     if not taken.any():
         return np.full(free.shape[:-1], most, dtype=np.int64)
     fits = np.floor((free[..., taken] / demand[taken]).min(axis=-1) * (1 + ROUNDING) + ROUNDING)
-    found: Ints = np.clip(fits, 0, most).astype(np.int64)
-    return found
+    whole: Ints = np.clip(fits, 0, most).astype(np.int64)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,8 @@ class Half:
 
     def fits(self, demand: Floats, most: int, allowed: Bools | None = None) -> Ints:
         """[server] how many of this demand, up to ``most`` each."""
-        found = whole_fits(self.free, demand, most)
-        return found if allowed is None else np.where(allowed, found, 0)
+        fits = whole_fits(self.free, demand, most)
+        return fits if allowed is None else np.where(allowed, fits, 0)
 
     def in_turn(self, demand: Floats, count: int, allowed: Bools | None = None) -> Ints | None:
         """[server] ``count`` places, one a server and lap from where the last ones ended; None if too few."""
@@ -225,12 +225,12 @@ class Half:
             return None
         turn = (self._turn + np.arange(servers)) % max(1, servers)
         laps = np.searchsorted([np.minimum(fits, lap).sum() for lap in range(count + 1)], count)
-        found = np.minimum(fits, max(0, int(laps) - 1))
-        last = turn[fits[turn] > found[turn]][: count - int(found.sum())]
-        found[last] += 1
+        counts = np.minimum(fits, max(0, int(laps) - 1))
+        last = turn[fits[turn] > counts[turn]][: count - int(counts.sum())]
+        counts[last] += 1
         if len(last):
             self._turn = (int(last[-1]) + 1) % servers
-        return found
+        return counts
 
     def next_in_turn(self, demand: Floats, allowed: Bools | None = None) -> int | None:
         servers = len(self.free)
@@ -361,8 +361,8 @@ class ServerNodes:
 
     def _capacities(self, nodes: Sequence[NodeState]) -> Floats:
         """[node, resource]; a node that is down has nothing, and what it does not state has no limit."""
-        found = np.zeros((len(nodes), len(self.resources)))
-        for row, node in zip(found, nodes, strict=True):
+        capacities = np.zeros((len(nodes), len(self.resources)))
+        for row, node in zip(capacities, nodes, strict=True):
             if node.up:
                 stated = (node.capacities.get(name, math.inf) for name in self.resources)
                 row[:] = [
@@ -370,7 +370,7 @@ class ServerNodes:
                     for name, amount in zip(self.resources, stated, strict=True)
                 ]
                 row[0] = node.gpus
-        return found
+        return capacities
 
 
 def _counts(held: NodeGpus, nodes: Sequence[NodeState]) -> Ints:

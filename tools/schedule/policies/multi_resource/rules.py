@@ -37,15 +37,15 @@ def by_arrival(jobs: Iterable[Active], servers: Servers) -> Holdings:
     fleet = Fleet(servers)
     running = {job.bid.id: job for job in jobs if job.placed is not None}
     fleet.hold(running.values())
-    found = {job_id: job.placed for job_id, job in running.items() if job.placed is not None}
+    holdings = {job_id: job.placed for job_id, job in running.items() if job.placed is not None}
     for job in sorted((job for job in jobs if job.placed is None), key=lambda job: job.order):
         placed = fleet.in_turn(job.bid, job.requested)
         if placed is None:
             if fits_when_empty(job, servers):
                 break
             continue
-        found[job.bid.id] = placed
-    return found
+        holdings[job.bid.id] = placed
+    return holdings
 
 
 def fits_when_empty(job: Active, servers: Servers) -> bool:
@@ -55,13 +55,13 @@ def fits_when_empty(job: Active, servers: Servers) -> bool:
 def by_dominant_share(jobs: Sequence[Active], servers: Servers) -> Holdings:
     """DRF: worker by worker to the job with the smallest dominant share, all from scratch (NSDI 2011)."""
     fleet = Fleet(servers)
-    found: dict[str, PlacedWorkers] = {}
+    holdings: dict[str, PlacedWorkers] = {}
     shares = {job.bid.id: shares_of_one(job.bid, servers) for job in jobs}
     queue = [(0.0, *job.order, job) for job in jobs]
     heapq.heapify(queue)
     while queue:
         *_, job = heapq.heappop(queue)
-        held = found.get(job.bid.id)
+        held = holdings.get(job.bid.id)
         size = held.size if held else 0
         more = 1 if held else job.bid.least_workers
         if size + more > min(job.bid.most_workers, max(job.left, job.bid.least_workers)):
@@ -69,11 +69,11 @@ def by_dominant_share(jobs: Sequence[Active], servers: Servers) -> Holdings:
         placed = fleet.in_turn(job.bid, more, held)
         if placed is None:
             continue
-        found[job.bid.id] = placed
+        holdings[job.bid.id] = placed
         of_worker, of_ps = shares[job.bid.id]
         share = max(placed.size * of_worker, int(placed.ps.sum()) * of_ps)
         heapq.heappush(queue, (share, *job.order, job))
-    return found
+    return holdings
 
 
 class WorthStep(NamedTuple):
@@ -183,12 +183,12 @@ class RiskReward:
         gains = [(self.gain(job, mine, falling), mine.duration, job) for job, mine in pairs]
         gains.sort(key=lambda each: (-each[0] / each[1], each[2].order))
         fleet = Fleet(self.servers)
-        found = {}
+        holdings = {}
         for *_, job in gains:
             placed = _again(fleet, job) or fleet.in_turn(job.bid, job.requested)
             if placed is not None:
-                found[job.bid.id] = placed
-        return found
+                holdings[job.bid.id] = placed
+        return holdings
 
 
 def _again(fleet: Fleet, job: Active) -> PlacedWorkers | None:
@@ -228,7 +228,7 @@ class ServerView:
         """
         load = dict.fromkeys(self._of_type, 0)
         gpus = self._snapshot.gpus_by_type()
-        found = []
+        members = []
         places = {job.id: place for place, job in enumerate(sorted(jobs, key=lambda job: job.arrival))}
         for job in sorted(jobs, key=lambda job: (not job.gpus, job.arrival)):
             least = job.spec.gpus.requested if requested else job.spec.min_gpus
@@ -239,8 +239,8 @@ class ServerView:
                 )
                 load[kind] += least
                 active = self._active(job, kind, least, places[job.id], requested=requested)
-                found.append(TypedJob(job, active, kind))
-        return found
+                members.append(TypedJob(job, active, kind))
+        return members
 
     def decision(self, members: Sequence[TypedJob], holdings: Holdings, rejected: dict[str, str]) -> Decision:
         """The placement step chooses nodes, and a running job keeps its own."""

@@ -85,8 +85,8 @@ class Ledger:
         """
         types = [job.gpu_type] if job.gpus and job.gpu_type else self.exchange.gpu_types
         first, part = (self.origin, self.first_part) if origin is None else (origin, 1.0)
-        found = {kind: self.exchange.bid(job, kind, time_s, (first, self._slots), part) for kind in types}
-        return {kind: bid for kind, bid in found.items() if bid is not None}
+        bids = {kind: self.exchange.bid(job, kind, time_s, (first, self._slots), part) for kind in types}
+        return {kind: bid for kind, bid in bids.items() if bid is not None}
 
     def best(self, bids: Mapping[str, Bid]) -> Offer | None:
         offers = [Offer(kind, quote, quote.last) for kind, quote in self._quotes(bids)]
@@ -108,15 +108,15 @@ class Ledger:
                 if kind in work and work[kind] <= most[kind][-1]
             }
             if not able:
-                found = None
+                best = None
             elif soonest:
-                found = self._soonest(able, most)
+                best = self._soonest(able, most)
             else:
                 offers = [Offer(kind, quote, quote.last) for kind, quote in self._quotes(able)]
                 ends = [offer for offer in offers if offer.end is not None]
-                found = max(ends, key=lambda offer: offer.quote.payoff, default=None)
-            if found is not None:
-                return found
+                best = max(ends, key=lambda offer: offer.quote.payoff, default=None)
+            if best is not None:
+                return best
             work = {kind: less for kind, each in work.items() if (less := _halved(each, bids[kind]))}
         return None
 
@@ -171,9 +171,9 @@ class Ledger:
         """
         before = self.bookings[job.id]
         self.drop(job.id)
-        found = self.certain(self.bids(job, time_s), soonest=soonest)
-        if found is not None:
-            self.book(job.id, found)
+        offer = self.certain(self.bids(job, time_s), soonest=soonest)
+        if offer is not None:
+            self.book(job.id, offer)
             self.bookings[job.id] = self.bookings[job.id].continuing(before, slot)
             return
         self.bookings[job.id] = before

@@ -74,8 +74,8 @@ class Market:
         places = [workers, self._ps_places(bid, slots)]
         if bid.first_part < 1 and first == bid.arrival:
             places = [each.first_at(bid.first_price) for each in places]
-        found = schedules(bid, first, *places)
-        return Quote(bid, first, found.by_end, found)
+        by_end = schedules(bid, first, *places)
+        return Quote(bid, first, by_end.by_end, by_end)
 
     def most_work(self, bid: Bid) -> Ints:
         """[slot from arrival] no schedule does more until then: a quick look at the servers of workers."""
@@ -170,8 +170,8 @@ class Side:
             slots = self._taken_since(turn)
             rooms[slots] = self._numbers(demand, slots, servers).sum(axis=1)
             known[key] = self._turn, rooms
-        found: Ints = np.minimum(rooms, most)
-        return found
+        room: Ints = np.minimum(rooms, most)
+        return room
 
     def places(self, demand: Floats, slots: slice, servers: Bools | None = None) -> Places:
         """All that fit, up to :data:`MOST` a server.
@@ -179,36 +179,36 @@ class Side:
         Places of a repeated demand are kept; only slots that have changed since are sorted again.
         """
         key, memory = _key(demand, servers), self._memory
-        turn, found = memory.places.get(key, (-1, None))
-        if found is None and not memory.keeps(key, self.used[:, :, :1].size):
+        turn, places = memory.places.get(key, (-1, None))
+        if places is None and not memory.keeps(key, self.used[:, :, :1].size):
             return self._places_now(demand, slots, servers)
-        if found is None:
-            found = self._places_now(demand, slice(None), servers).frozen()
+        if places is None:
+            places = self._places_now(demand, slice(None), servers).frozen()
         elif turn < self._turn:
             changed = self._taken_since(turn)
-            found = found.but_for(changed, self._places_now(demand, changed, servers)).frozen()
-        memory.places[key] = self._turn, found
-        return Places(found.prices[slots], found.order[slots], found.ends[slots])
+            places = places.but_for(changed, self._places_now(demand, changed, servers)).frozen()
+        memory.places[key] = self._turn, places
+        return Places(places.prices[slots], places.order[slots], places.ends[slots])
 
     def _taken_since(self, turn: int) -> slice:
         """The slots in which something was committed after a turn, and those between them."""
-        found = np.flatnonzero(self._taken > turn)
-        return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0)
+        slots = np.flatnonzero(self._taken > turn)
+        return slice(int(slots[0]), int(slots[-1]) + 1) if len(slots) else slice(0)
 
     def _places_now(self, demand: Floats, slots: slice, servers: Bools | None) -> Places:
         return Places.of(self.prices[slots] @ demand, self._numbers(demand, slots, servers))
 
     def _numbers(self, demand: Floats, slots: slice, servers: Bools | None) -> Ints:
         """[slot, server] how many of a demand fit, up to :data:`MOST`."""
-        found = whole_fits(self.free(slots), demand, MOST)
+        numbers = whole_fits(self.free(slots), demand, MOST)
         if servers is not None and not servers.all():
-            found[:, ~servers] = 0
-        return found
+            numbers[:, ~servers] = 0
+        return numbers
 
     def free(self, slots: slice) -> Floats:
         """[slot, server, resource] what is not committed."""
-        found: Floats = self.capacity - self.used[slots]
-        return found
+        free: Floats = self.capacity - self.used[slots]
+        return free
 
     @property
     def cheapest(self) -> Floats:
@@ -352,16 +352,16 @@ def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
     """All ends of one job from slot ``first`` on; the places are those of the slots from there."""
     costs = _slot_costs(bid, workers, ps)
     ends = costs.shape[1] - np.isfinite(costs)[:, ::-1].argmax(axis=1)  # no workers cost nothing
-    found = [row[:end] for row, end in zip(costs, ends.tolist(), strict=True)]
+    cost_rows = [row[:end] for row, end in zip(costs, ends.tolist(), strict=True)]
     advances = [_advance(bid, first, slot) for slot in (0, 1)]
     most = np.maximum.accumulate(advances, axis=1)[np.minimum(np.arange(len(ends)), 1), ends - 1]
     reach = np.minimum(most.cumsum(), bid.work)
     lowest = np.maximum(bid.work - (most.sum() - most.cumsum()), 0)
-    if not found or reach[-1] < bid.work:  # rows are left out where it cannot end at all
+    if not cost_rows or reach[-1] < bid.work:  # rows are left out where it cannot end at all
         return Schedules(bid, first, workers, ps, (), (), lowest[:0])
     rows: list[Floats] = []
     before, before_low = np.zeros(1), 0
-    for slot, row in enumerate(found):
+    for slot, row in enumerate(cost_rows):
         low = int(lowest[slot])
         span = (low, int(reach[slot]))
         if bid.advance is None and (slot or bid.first_part >= 1):
@@ -370,7 +370,7 @@ def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
             before = _min_plus_of(before, before_low, row, advances[slot > 0], span)
         before_low = low
         rows.append(before)
-    return Schedules(bid, first, workers, ps, tuple(found), tuple(rows), lowest)
+    return Schedules(bid, first, workers, ps, tuple(cost_rows), tuple(rows), lowest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,9 +470,9 @@ class Places:
         rank = _ranks(self.ends[:, :count], most)
         server = np.take_along_axis(self.order[:, :count], np.minimum(rank, count - 1), axis=1)
         each = np.where(rank < count, np.take_along_axis(self.prices, server, axis=1), np.inf)
-        found = np.zeros((slots, most + 1))
-        np.cumsum(each, axis=1, out=found[:, 1:])
-        return found
+        sums = np.zeros((slots, most + 1))
+        np.cumsum(each, axis=1, out=sums[:, 1:])
+        return sums
 
     def _count_for(self, most: int) -> int:
         """A number of servers: in every slot, the cheapest have ``most`` places, or all that there are."""
@@ -500,8 +500,8 @@ def _ranks(ends: Ints, most: int) -> Ints:
     shift = np.arange(slots)[:, None] * (most + 1)
     flat = (np.minimum(ends, most) + shift).ravel()
     wanted = (np.arange(most) + shift).ravel()
-    found = np.searchsorted(flat, wanted, side="right").reshape(slots, most)
-    ranks: Ints = found - np.arange(slots)[:, None] * servers
+    places = np.searchsorted(flat, wanted, side="right").reshape(slots, most)
+    ranks: Ints = places - np.arange(slots)[:, None] * servers
     return ranks
 
 
@@ -561,8 +561,8 @@ def _min_plus(before: Floats, before_low: int, cost: Floats, low: int, high: int
     start = padded[most + low - before_low :]
     shifted = np.lib.stride_tricks.as_strided(start, (high - low + 1, most + 1), (size, -size))
     """[w - low, y] is before[w - y]."""
-    found = np.empty(high - low + 1)
+    least = np.empty(high - low + 1)
     width = max(1, _CELLS // (most + 1))
-    for first in range(0, len(found), width):
-        np.min(shifted[first : first + width] + cost, axis=1, out=found[first : first + width])
-    return found
+    for first in range(0, len(least), width):
+        np.min(shifted[first : first + width] + cost, axis=1, out=least[first : first + width])
+    return least

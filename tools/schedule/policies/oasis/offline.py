@@ -81,13 +81,13 @@ class OasisOffline(BooksSlots):
         return True
 
     def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
-        found = Answers({}, {})
+        answers = Answers({}, {})
         weighed = []
         for job in candidates:
             bids = ledger.bids(job, snapshot.time_s)
             self._bid_in[job.id] = ledger.origin
             if not bids and not self._is_in(job):
-                found.rejected[job.id] = why_none(job, snapshot)
+                answers.rejected[job.id] = why_none(job, snapshot)
             elif not self._is_in(job) and not is_plain(job):
                 weighed.append((job, bids))
             elif (offer := ledger.certain(bids, soonest=True)) is not None:
@@ -96,23 +96,23 @@ class OasisOffline(BooksSlots):
         if not all(self._stands(job, ledger) for job, _ in weighed):
             self._parts = self._solved(weighed, snapshot, ledger)
         for job, _ in weighed:
-            self._answer(job, self._parts.pop(job.id), ledger, found)
-        return found
+            self._answer(job, self._parts.pop(job.id), ledger, answers)
+        return answers
 
     def _stands(self, job: JobState, ledger: Ledger) -> bool:
         part = self._parts.get(job.id)
         return part is not None and (part.booking is None or ledger.has_space(part.booking))
 
-    def _answer(self, job: JobState, part: _Part, ledger: Ledger, found: Answers) -> None:
+    def _answer(self, job: JobState, part: _Part, ledger: Ledger, answers: Answers) -> None:
         detail = {"worth": float(f"{part.worth:.6g}"), "gap": float(f"{part.gap:.3g}")}
         if part.booking is None:
-            found.rejected[job.id] = f"the largest total utility is without it{_in_words(part.gap)}"
-            found.said[job.id] = {"admitted": False, "gap": detail["gap"]}
+            answers.rejected[job.id] = f"the largest total utility is without it{_in_words(part.gap)}"
+            answers.said[job.id] = {"admitted": False, "gap": detail["gap"]}
             return
         ledger.take(job.id, part.booking)
         self._admitted.add(job.id)
         end_s = (part.booking.plan.last + 1) * self.slot_seconds
-        found.said[job.id] = {"admitted": True, **detail, "end_s": end_s}
+        answers.said[job.id] = {"admitted": True, **detail, "end_s": end_s}
 
     def _solved(
         self, weighed: Sequence[tuple[JobState, Mapping[str, Bid]]], snapshot: Snapshot, ledger: Ledger
@@ -206,7 +206,7 @@ def solve(
         return Optimum((None,) * len(bids), 0.0, 0.0)
     rows, low, high = constraints(layout, servers, used)
     unit = float(layout.worths.max())  # ``TRIFLE`` is one of the solver's tolerances, which are absolute
-    found = solved(
+    solution = solved(
         *(-layout.worths / unit, rows, low, high),
         whole=np.ones(layout.count, dtype=np.int64),
         most=layout.most,
@@ -215,23 +215,23 @@ def solve(
         presolve=False,
     )
     bound = layout.best
-    if found.mip_dual_bound is not None:
-        bound = min(bound, -unit * float(found.mip_dual_bound))
-    if found.x is None:
+    if solution.mip_dual_bound is not None:
+        bound = min(bound, -unit * float(solution.mip_dual_bound))
+    if solution.x is None:
         return Optimum((None,) * len(bids), 0.0, bound)
-    plans = layout.plans(np.rint(found.x).astype(np.int64), len(bids))
+    plans = layout.plans(np.rint(solution.x).astype(np.int64), len(bids))
     pairs = zip(bids, plans, strict=True)
     utility = sum(float(bid.worth[plan.last]) for bid, plan in pairs if plan is not None)
     return Optimum(plans, utility, max(bound, utility))
 
 
 def variables(bids: Sequence[Bid], servers: Servers, slots: int) -> int:
-    found = 0
+    count = 0
     for bid in bids:
         length = max(0, slots - bid.arrival)
         each = len(servers.workers) + bid.needs_ps * len(servers.ps) + (bid.least_workers > 1) + 1
-        found += length * each
-    return found
+        count += length * each
+    return count
 
 
 Used = tuple[Floats, Floats]
@@ -309,7 +309,7 @@ class Layout:
         return sum(largest.values())
 
     def plans(self, values: Ints, bids: int) -> tuple[SlotPlan | None, ...]:
-        found: list[SlotPlan | None] = [None] * bids
+        plans: list[SlotPlan | None] = [None] * bids
         for job in self.jobs:
             if not values[job.first_end : job.first_worker].any():
                 continue
@@ -318,18 +318,18 @@ class Layout:
                 values[start : start + job.slots * width].reshape(job.slots, width) for start, width in shapes
             )
             end = int(np.flatnonzero(workers.any(axis=1))[-1]) + 1
-            found[job.number] = SlotPlan(
+            plans[job.number] = SlotPlan(
                 job.bid.arrival, workers[:end], _fewest_ps(job.bid, workers, ps)[:end]
             )
-        return tuple(found)
+        return tuple(plans)
 
 
 def _fewest_ps(bid: Bid, workers: Ints, ps: Ints) -> Ints:
     """No more than the workers need: they are free of cost to the solver."""
     wanted = bid.ps_of(workers.sum(axis=1))
     before = ps.cumsum(axis=1) - ps
-    found: Ints = np.clip(wanted[:, None] - before, 0, ps)
-    return found
+    fewest: Ints = np.clip(wanted[:, None] - before, 0, ps)
+    return fewest
 
 
 class _Rows:

@@ -154,7 +154,7 @@ class BooksSlots(Policy):
         self._follow_bookings(snapshot, ledger)
         jobs, asked = snapshot.jobs, self._asked
         rows = ((jobs[job_id], row) for job_id, row in self._rows.items())
-        found, displaced = targets(rows, snapshot.free, ledger.bookings, slot, asked)
+        target_by_job, displaced = targets(rows, snapshot.free, ledger.bookings, slot, asked)
         for job_id in displaced:
             ledger.drop(job_id)
         staying = (job for job_id, job in jobs.items() if job_id not in rejected)
@@ -162,20 +162,20 @@ class BooksSlots(Policy):
         again_s = (slot + 1) * self.slot_seconds if planned_ahead else None
         if len(candidates) > MOST_BIDS:
             again_s = math.nextafter(snapshot.time_s, math.inf)
-        return Decision(found, rejected, again_s, admissions=said)
+        return Decision(target_by_job, rejected, again_s, admissions=said)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         if self._ledger is None:
             return {}
-        found = {}
+        explanations = {}
         for job in snapshot.jobs.values():
             booking = self._ledger.bookings.get(job.id)
             if booking is not None:
                 reason = planned(booking, self._slot, snapshot.time_s, self.slot_seconds)
             else:
                 reason = self._refusals.get(job.id, "waits for slots to be planned")
-            found[job.id] = Explanation(reason)
-        return found
+            explanations[job.id] = Explanation(reason)
+        return explanations
 
     def reserved(self, snapshot: Snapshot) -> dict[str, list[Reserved]]:
         bookings = {} if self._ledger is None else self._ledger.bookings
@@ -250,7 +250,11 @@ class BooksSlots(Policy):
                 ledger.refresh()
             elif change.kind == "arrived" and change.job is not None:
                 self._bid_in.pop(change.job.id, None)
-        for job_id in self._gone(snapshot, ledger):
+        jobs = snapshot.jobs
+        back = [
+            each.ended_job.id for each in snapshot.changes if each.ended_job and each.ended_job.id in jobs
+        ]
+        for job_id in (*back, *self._gone(snapshot, ledger)):  # one that is back may ask for something else
             ledger.drop(job_id)
             for kept in (self._bid_in, self._refusals, self._asked, self._rows):
                 kept.pop(job_id, None)
@@ -299,12 +303,12 @@ class BooksSlots(Policy):
         touched.clear()
 
     def _rows_of(self, job_ids: Iterable[str], snapshot: Snapshot, ledger: Ledger) -> dict[str, SlotHolding]:
-        found = {}
+        rows = {}
         for job_id in job_ids:
             job, row = snapshot.jobs.get(job_id), ledger.bookings[job_id].at(self._slot)
             if job is not None and (row.gpus or job.gpus):
-                found[job_id] = row
-        return found
+                rows[job_id] = row
+        return rows
 
     def _catch_up(self, snapshot: Snapshot, ledger: Ledger) -> None:
         """Plan jobs again that are behind their plans, or at the end of them.
@@ -467,14 +471,14 @@ class Oasis(BooksSlots):
                 self._admitted.add(job.id)
                 self._refusals.pop(job.id, None)
             elif offer is not None:
-                found = self._refused(job, offer, ledger.origin)
-                reason = refusal(found, self.horizon_slots, self.slot_seconds)
+                refused = self._refused(job, offer, ledger.origin)
+                reason = refusal(refused, self.horizon_slots, self.slot_seconds)
                 if self.requeue and ledger.bookings and _hopes(job, offer.quote):
                     self._refusals[job.id] = f"bids again: {reason}"
                 else:
                     rejected[job.id] = reason
                 if is_new or job.id in rejected:
-                    said[job.id] = {"admitted": False, **found}
+                    said[job.id] = {"admitted": False, **refused}
         return Answers(said, rejected)
 
     def _admission(self, offer: Offer, origin: int) -> dict[str, Any]:
@@ -513,12 +517,12 @@ def targets(
     if not wanted:
         return {}, []
     left = free.after(job.placement for job, _ in wanted.values())
-    found: dict[str, Target] = {}
+    target_by_job: dict[str, Target] = {}
     others = []
     for job_id, (_, row) in sorted(wanted.items()):
         kind, asked[job_id] = bookings[job_id].gpu_type, row
         if all(left.free_on(name) >= count for name, count in row.workers):
-            found[job_id] = Target(row.gpus, kind, None, row.workers or None, row.servers or None)
+            target_by_job[job_id] = Target(row.gpus, kind, None, row.workers or None, row.servers or None)
             left.take(row.workers)
         else:
             others.append(job_id)
@@ -532,8 +536,8 @@ def targets(
         else:
             left.take(place)
         if place is not None or job.gpus:
-            found[job_id] = _on(place, bookings[job_id].gpu_type)
-    return found, displaced
+            target_by_job[job_id] = _on(place, bookings[job_id].gpu_type)
+    return target_by_job, displaced
 
 
 def _differs(job: JobState, row: SlotHolding, asked: Mapping[str, SlotHolding]) -> bool:
@@ -553,9 +557,9 @@ def admission(quote: Quote, end: int | None, origin: int, slot_s: float) -> dict
     if end is None:
         return {}
     worth, cost = float(quote.worths[end - quote.first]), float(quote.costs[end - quote.first])
-    found = {"payoff": worth - cost, "worth": worth, "cost": cost}
+    values = {"payoff": worth - cost, "worth": worth, "cost": cost}
     return {
-        **{name: _rounded(value) for name, value in found.items()},
+        **{name: _rounded(value) for name, value in values.items()},
         "end_s": (origin + end + 1) * slot_s,
     }
 
@@ -565,9 +569,9 @@ def terms(quote: Quote, utility: Utility, since_s: float, slot_s: float) -> dict
 
     :param since_s: seconds from the submission to the end of the first slot of the quote.
     """
-    found = {}
+    terms = {}
     if math.isfinite(scale := quote.least_scale):
-        found["least_value"] = _rounded(scale * utility.value)
+        terms["least_value"] = _rounded(scale * utility.value)
     shapes = utility.shape == "sigmoid" and utility.decay > 0
     ends = ((since_s + at * slot_s, float(cost)) for at, cost in enumerate(quote.costs))
     targets = [
@@ -576,8 +580,8 @@ def terms(quote: Quote, utility: Utility, since_s: float, slot_s: float) -> dict
         if cost > 0 and utility.value / cost > 1
     ]
     if targets and (shapes or utility.shape == "step"):
-        found["least_target_s"] = _rounded(max(0.0, min(targets)))
-    return found
+        terms["least_target_s"] = _rounded(max(0.0, min(targets)))
+    return terms
 
 
 def refusal(said: dict[str, Any], slots: int, slot_s: float) -> str:

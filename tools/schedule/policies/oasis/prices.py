@@ -49,8 +49,8 @@ class PriceBounds:
 
         :param least_worth: the worth of a job at the last slot counts as at least this part of its best.
         """
-        found, weights = _known(jobs, slots), servers.weights
-        both = [(each, _log_worths(each, least_worth)) for each in found]
+        known, weights = _known(jobs, slots), servers.weights
+        both = [(each, _log_worths(each, least_worth)) for each in known]
         of_workers = [(each.work, each.worker * weights, logs) for each, logs in both]
         of_ps = [(each.work, each.ps * weights, logs) for each, logs in both if (each.ps > 0).any()]
         return cls(
@@ -67,10 +67,10 @@ class PriceBounds:
         U is as in :meth:`of`. What a unit is worth to a job is f / (W·Σ w), its largest utility by
         worker-slot and unit; the paper bounds the worst of all.
         """
-        found, weights = _known(jobs, slots), servers.weights
-        bounds = cls.of(found, servers, slots)
-        of_workers = [each.by_unit(each.worker, weights) for each in found]
-        of_ps = [each.by_unit(each.ps, weights) for each in found]
+        known, weights = _known(jobs, slots), servers.weights
+        bounds = cls.of(known, servers, slots)
+        of_workers = [each.by_unit(each.worker, weights) for each in known]
+        of_ps = [each.by_unit(each.ps, weights) for each in known]
         return cls(_raised(bounds.workers, of_workers, quantile), _raised(bounds.ps, of_ps, quantile))
 
     def scaled(self, part: float, moves: Bound = "U") -> Self:
@@ -230,11 +230,11 @@ class BoundsEstimate:
     def _fresh(self, servers: Servers, slots: int) -> PriceBounds:
         jobs = [job for _, job in self._jobs]
         if self._kind == "paper":
-            found = PriceBounds.of(jobs, servers, slots)
+            bounds = PriceBounds.of(jobs, servers, slots)
         else:
             quantile = left_over(self._jobs, servers, slots) if self._quantile is None else self._quantile
-            found = PriceBounds.estimated(jobs, servers, slots, quantile)
-        return found if self._part == 1 else found.scaled(self._part)
+            bounds = PriceBounds.estimated(jobs, servers, slots, quantile)
+        return bounds if self._part == 1 else bounds.scaled(self._part)
 
     def dump(self) -> list[dict[str, Any]]:
         names = [field.name for field in fields(KnownJob)]

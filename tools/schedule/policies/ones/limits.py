@@ -332,7 +332,7 @@ class SizeTables:
 
     def _made(self, job: JobState, gpu_type: str, sizes: Sequence[int], limit: BatchLimit) -> SizeRow:
         utilization = [0.0] + [math.inf] * max(sizes, default=0)
-        found = [0] * len(utilization)
+        batch_by_gpus = [0] * len(utilization)
         local = most_local(job, self.speeds, gpu_type)
         fastest, size = 0.0, 0
         for gpus in sizes:
@@ -345,9 +345,9 @@ class SizeTables:
             if best > 0:
                 fastest, size = max((fastest, size), (best, gpus), key=lambda each: each[0])
                 near = [batch for batch, rate in zip(choices, rates, strict=True) if rate >= best * _AS_FAST]
-                found[gpus] = min(near, key=lambda batch: (abs(batch - limit.local * gpus), batch))
+                batch_by_gpus[gpus] = min(near, key=lambda batch: (abs(batch - limit.local * gpus), batch))
                 utilization[gpus] = gpus / best
-        return SizeRow(utilization[: size + 1], found[: size + 1])
+        return SizeRow(utilization[: size + 1], batch_by_gpus[: size + 1])
 
 
 def _choices(reference: int, low: int, high: int, usual: float) -> Iterator[int]:

@@ -135,19 +135,19 @@ class Ones(Policy):
         self._follow(snapshot)
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
         late = self._holding_back(snapshot)
-        found = self._members(snapshot, decision.rejected)
+        groups = self._members(snapshot, decision.rejected)
         self._searches.generations = 0
-        for members in found:
+        for members in groups:
             if not late:
                 part = members.without(self._not_yet(snapshot))
                 if part is not None and not part.settled:
-                    decision.targets |= part.targets(self._searches.best(part, stream, len(found)))
+                    decision.targets |= part.targets(self._searches.best(part, stream, len(groups)))
                 continue
-            self._searches.best(members, stream, len(found))
+            self._searches.best(members, stream, len(groups))
             part = members.without({job.id for job in members.jobs if job.gpus})
             if part is not None and self.idle_gpus == "start":
                 decision.targets |= part.targets(self._searches.alone(part, stream))
-        settle_s = self._take_effect(snapshot, decision, found, late)
+        settle_s = self._take_effect(snapshot, decision, groups, late)
         decision.ask_again_s = self._next_s(snapshot, decision, settle_s)
         return decision
 
@@ -155,10 +155,10 @@ class Ones(Policy):
         self._reasons.generations = None if self.time_budget_s is None else self._searches.generations
         if any(job.id not in self._limits for job in snapshot.jobs.values()):
             return {}  # it has not decided since they came
-        found: dict[str, Explanation] = {}
+        explanations: dict[str, Explanation] = {}
         for members in self._members(snapshot, ()):
-            found |= self._reasons.of(members, self._limits, _bands(members, snapshot))
-        return found
+            explanations |= self._reasons.of(members, self._limits, _bands(members, snapshot))
+        return explanations
 
     def look_ahead(self) -> None:
         self._searches.ahead = True
@@ -230,7 +230,7 @@ class Ones(Policy):
     # What follows.
 
     def _take_effect(
-        self, snapshot: Snapshot, decision: Decision, found: Sequence[SearchedJobs], late: Sequence[str]
+        self, snapshot: Snapshot, decision: Decision, groups: Sequence[SearchedJobs], late: Sequence[str]
     ) -> dict[str, float]:
         """Write down what changes; returns in how many seconds each changing job may change again.
 
@@ -239,7 +239,7 @@ class Ones(Policy):
         self._reasons.late = late
         self._limits.queue = any(_waits(job, decision) for job in snapshot.jobs.values())
         settle_s: dict[str, float] = {}
-        for members in found:
+        for members in groups:
             for row, job in enumerate(members.jobs):
                 target = decision.targets.get(job.id)
                 if target is not None:
@@ -329,7 +329,7 @@ class Reasons:
         self, members: SearchedJobs, limits: BatchLimits, bands: Mapping[str, tuple[float, float]]
     ) -> dict[str, Explanation]:
         """:param bands: 90 % intervals of predicted progress."""
-        found: dict[str, Explanation] = {}
+        explanations: dict[str, Explanation] = {}
         remaining = members.problem.work.expected().tolist()
         for row, job in enumerate(members.jobs):
             said = [self._clause(job, limits[job.id])]
@@ -341,8 +341,8 @@ class Reasons:
             said.append(_progress(members, row, remaining[row], bands.get(job.id)))
             if self.generations is not None:
                 said.append(f"best after {self.generations} generations")
-            found[job.id] = Explanation("; ".join(said), None if job.gpus else job.spec.min_gpus)
-        return found
+            explanations[job.id] = Explanation("; ".join(said), None if job.gpus else job.spec.min_gpus)
+        return explanations
 
     def _clause(self, job: JobState, limit: BatchLimit) -> str:
         if job.gpus:

@@ -136,10 +136,10 @@ class Population:
         """The same genomes for the jobs and GPUs of now: jobs that are gone leave theirs to be filled."""
         rows = {job_id: row for row, job_id in enumerate(jobs)}
         now = np.array([*(rows.get(job_id, IDLE) for job_id in self.jobs), IDLE], dtype=np.int16)
-        found = now[self.genomes]  # the last element stands for IDLE
-        order = np.argsort(found == IDLE, axis=1, kind="stable")[:, :gpus]
-        more = max(0, gpus - found.shape[1])
-        return np.pad(np.take_along_axis(found, order, 1), ((0, 0), (0, more)), constant_values=IDLE)
+        genes = now[self.genomes]  # the last element stands for IDLE
+        order = np.argsort(genes == IDLE, axis=1, kind="stable")[:, :gpus]
+        more = max(0, gpus - genes.shape[1])
+        return np.pad(np.take_along_axis(genes, order, 1), ((0, 0), (0, more)), constant_values=IDLE)
 
     def dump(self) -> dict[str, Any]:
         return {"jobs": list(self.jobs), "genomes": runs_of(self.genomes)}
@@ -224,15 +224,15 @@ class SearchedJobs:
 
     def targets(self, counts: Ints) -> dict[str, Target]:
         """What differs from what the jobs hold if each gets that many GPUs."""
-        found: dict[str, Target] = {}
+        targets: dict[str, Target] = {}
         for row, (job, gpus) in enumerate(zip(self.jobs, counts.tolist(), strict=True)):
             batch = self.rows[row].batches[gpus] if gpus else job.global_batch
             if (gpus, batch) != (job.gpus, job.global_batch):
                 moves = job.spec.elastic == "size+batch"
-                found[job.id] = (
+                targets[job.id] = (
                     Target(gpus, self.pool.gpu_type, batch if moves else None) if gpus else Target(0)
                 )
-        return found
+        return targets
 
     def rate(self, row: int, gpus: int) -> float:
         """Samples per second of a job on that many GPUs of the pool; 0 for none."""

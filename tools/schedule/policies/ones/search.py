@@ -77,16 +77,16 @@ def evolve(
         crossover(problem, genomes, rng, count),
         mutate(problem, genomes, rng, count, theta),
     )
-    found = Offspring(*(np.concatenate(parts) for parts in zip(*operators, strict=True)))
-    counts = fill_idle(problem, found, rng)
+    offspring = Offspring(*(np.concatenate(parts) for parts in zip(*operators, strict=True)))
+    counts = fill_idle(problem, offspring, rng)
     best = select(problem, counts, rng, count)
-    return reorder(counts[best], found.first[best], problem.gpus)
+    return reorder(counts[best], offspring.first[best], problem.gpus)
 
 
 def beginning(problem: SharingProblem, rng: np.random.Generator, count: int) -> Genomes:
     """The initial population: a random job on each GPU, as far as jobs may have as many."""
-    found = _repaired(problem, random_genomes(problem.jobs, problem.gpus, rng, count))
-    return reorder(fill_idle(problem, found, rng), found.first, problem.gpus)
+    repaired = _repaired(problem, random_genomes(problem.jobs, problem.gpus, rng, count))
+    return reorder(fill_idle(problem, repaired, rng), repaired.first, problem.gpus)
 
 
 # Refresh.
@@ -94,8 +94,8 @@ def beginning(problem: SharingProblem, rng: np.random.Generator, count: int) -> 
 
 def refresh(problem: SharingProblem, genomes: Genomes) -> Offspring:
     """Jobs kept within their limits, newcomers served, and idle GPUs to be filled."""
-    found = _repaired(problem, genomes)
-    return found._replace(counts=newcomers_served(problem, found.counts))
+    repaired = _repaired(problem, genomes)
+    return repaired._replace(counts=newcomers_served(problem, repaired.counts))
 
 
 def newcomers_served(problem: SharingProblem, counts: Ints) -> Ints:
@@ -135,11 +135,11 @@ def mutate(
     problem: SharingProblem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float
 ) -> Offspring:
     """Uniform mutation: jobs of random genomes lose their GPUs with rate ``theta``, to other jobs first."""
-    found = _repaired(problem, genomes[rng.integers(len(genomes), size=count)])
-    preempted = (rng.random(found.counts.shape) < theta) & (found.counts > 0)
+    repaired = _repaired(problem, genomes[rng.integers(len(genomes), size=count)])
+    preempted = (rng.random(repaired.counts.shape) < theta) & (repaired.counts > 0)
     return Offspring(
-        np.where(preempted, 0, found.counts),
-        np.where(preempted, problem.gpus, found.first),
+        np.where(preempted, 0, repaired.counts),
+        np.where(preempted, problem.gpus, repaired.first),
         preempted,
         np.arange(count) >= count // 2,
     )
@@ -148,19 +148,19 @@ def mutate(
 # Filling: idle GPUs go to jobs that wait or may grow.
 
 
-def fill_idle(problem: SharingProblem, found: Offspring, rng: np.random.Generator) -> Ints:
+def fill_idle(problem: SharingProblem, offspring: Offspring, rng: np.random.Generator) -> Ints:
     """GPUs by [genome, job] once idle ones went to jobs that wait or may grow, least gain Δφ · Y first."""
-    sizes, counts = problem.sizes, found.counts
+    sizes, counts = problem.sizes, offspring.counts
     for number in range(_PASSES):
         idle, step = problem.idle(counts)[:, None], sizes.step_up(counts)
         able = step <= idle
         if number == 0:
-            able &= ~found.last_in_turn
+            able &= ~offspring.last_in_turn
         elif not able.any():
             break
         wanted = np.where(able, sizes.most - counts, 0)
         gains = (sizes.largest - sizes.of(counts)) * problem.work.draws(rng, len(counts))
-        some = found.at_random
+        some = offspring.at_random
         if some.any():
             gains[some] = rng.random((int(some.sum()), problem.jobs))
             amounts = np.ceil(rng.random(gains[some].shape) * wanted[some]).astype(np.int64)
@@ -173,9 +173,9 @@ def _dealt(idle: Ints, wanted: Ints, gains: Floats) -> Ints:
     order = np.argsort(np.where(wanted > 0, gains, np.inf), axis=1, kind="stable")
     asked = np.take_along_axis(wanted, order, 1)
     given: Ints = np.clip(idle - (asked.cumsum(axis=1) - asked), 0, asked)
-    found = np.empty_like(given)
-    np.put_along_axis(found, order, given, 1)
-    return found
+    dealt = np.empty_like(given)
+    np.put_along_axis(dealt, order, given, 1)
+    return dealt
 
 
 # Selection.
@@ -223,9 +223,9 @@ def counts_of(genomes: Genomes, jobs: int) -> Ints:
 def first_genes(genomes: Genomes, jobs: int) -> Ints:
     """The first gene of each job by [genome, job]; the number of genes for a job that has none."""
     count, genes = genomes.shape
-    found = np.full(count * (jobs + 1), genes)
-    np.minimum.at(found, _cells(genomes, jobs), np.tile(np.arange(genes), count))
-    return found.reshape(count, jobs + 1)[:, 1:]
+    first = np.full(count * (jobs + 1), genes)
+    np.minimum.at(first, _cells(genomes, jobs), np.tile(np.arange(genes), count))
+    return first.reshape(count, jobs + 1)[:, 1:]
 
 
 def _cells(genomes: Genomes, jobs: int) -> Ints:
@@ -241,12 +241,12 @@ def random_genomes(jobs: int, genes: int, rng: np.random.Generator, count: int) 
 
 def runs_of(genomes: Genomes) -> list[list[int]]:
     """Each genome as JSON values: row and length of each run of equal genes in turn."""
-    found = []
+    runs = []
     for genome in genomes:
         begins = np.flatnonzero(np.concatenate([[True], genome[1:] != genome[:-1]]))
         lengths = np.diff(np.append(begins, len(genome)))
-        found.append(np.stack([genome[begins], lengths], axis=1).ravel().tolist())
-    return found
+        runs.append(np.stack([genome[begins], lengths], axis=1).ravel().tolist())
+    return runs
 
 
 def from_runs(runs: Sequence[Sequence[int]]) -> Genomes:

@@ -379,11 +379,11 @@ class _Measured:
     def _guess(self) -> Floats:
         """Where the search begins: half of computing is constant, synchronising takes as long."""
         half, nothing = np.log(self.compute_s / 2), np.log(_LEAST_S)
-        found = [half, half - np.log(self.local.mean())]
+        start = [half, half - np.log(self.local.mean())]
         for where in (self.across, self.inside):
-            found += [half if where.any() else nothing, half - 3 if (where & self.large).any() else nothing]
-        found.append(_FIRST_GAMMA if self._overlaps else 1.0)
-        first: Floats = np.minimum(np.maximum(found, _LOWEST), _HIGHEST)
+            start += [half if where.any() else nothing, half - 3 if (where & self.large).any() else nothing]
+        start.append(_FIRST_GAMMA if self._overlaps else 1.0)
+        first: Floats = np.minimum(np.maximum(start, _LOWEST), _HIGHEST)
         return first
 
     def fit_at(self, point: Floats) -> Fit:
@@ -427,11 +427,11 @@ class _Measured:
         return _Loss(value, slope, curvature)
 
 
-def _with_priors(found: Fit, measured: _Measured) -> Fit:
+def _with_priors(fit: Fit, measured: _Measured) -> Fit:
     """Across nodes never measured: a little worse than inside one."""
     if measured.across.any():
-        return found
-    return found._replace(
-        alpha_n=max(found.alpha_n, _WORSE_ACROSS * found.alpha_r),
-        beta_n=max(found.beta_n, _WORSE_ACROSS * found.beta_r),
+        return fit
+    return fit._replace(
+        alpha_n=max(fit.alpha_n, _WORSE_ACROSS * fit.alpha_r),
+        beta_n=max(fit.beta_n, _WORSE_ACROSS * fit.beta_r),
     )

@@ -163,11 +163,11 @@ class Pollux(Policy):
         kind = members.pool.gpu_type
         last = self._populations.get(kind)
         earlier = problem.held[:0] if last is None else last.of(members)
-        found = search(problem, earlier, rng, population, generations)
+        matrices = search(problem, earlier, rng, population, generations)
         self._populations[kind] = MatrixPopulation(
-            [job.id for job in members.jobs], [node.name for node in members.nodes], found
+            [job.id for job in members.jobs], [node.name for node in members.nodes], matrices
         )
-        return self._targets(members, problem, found[:1], goodputs)
+        return self._targets(members, problem, matrices[:1], goodputs)
 
     def _problem(self, members: SearchedNodes, snapshot: Snapshot) -> PlacementProblem:
         jobs = members.jobs
@@ -292,9 +292,9 @@ class Goodputs:
         limits, measured = self.limits(job, pool), len(job.observations)
         known = self._known.get(job.id)
         if known is None or (known.pool, known.limits, known.observations) != (pool, limits, measured):
-            candidates, found = self._candidates(job, pool, limits, known)
+            candidates, new_fit = self._candidates(job, pool, limits, known)
             best = candidates.best(job.noise_scale, job.reference_batch)
-            known = _Known(pool, limits, measured, candidates, job.noise_scale, best, found)
+            known = _Known(pool, limits, measured, candidates, job.noise_scale, best, new_fit)
             self._known[job.id] = known
         elif known.noise_scale != job.noise_scale:
             known.noise_scale = job.noise_scale
@@ -313,13 +313,13 @@ class Goodputs:
     ) -> tuple[BatchCandidates, Fit | None]:
         if not self._measured:
             return self._profile.of(job, pool.gpu_type, pool.node_gpus, limits), None
-        found, fitted = None, -1
+        new_fit, fitted = None, -1
         if known is not None and known.pool.gpu_type == pool.gpu_type:
-            found, fitted = known.fit, known.observations
+            new_fit, fitted = known.fit, known.observations
         seen = job.observations_on(pool.gpu_type)
         if seen and fitted != len(job.observations):
-            found = fit(seen, job.per_replica)
-        return from_fit(found, limits, lone_accumulates=self._lone_accumulates), found
+            new_fit = fit(seen, job.per_replica)
+        return from_fit(new_fit, limits, lone_accumulates=self._lone_accumulates), new_fit
 
     def _tried(self, job: JobState, pool: Pool, least: int, most: int, batch: int) -> int:
         """At most twice what the job has tried, and nothing without a known speed: fits stand still there."""
@@ -362,11 +362,11 @@ class SearchedNodes:
 
     def held(self) -> Matrices:
         columns = {node.name: column for column, node in enumerate(self.nodes)}
-        found = np.zeros((1, len(self.jobs), len(self.nodes)), dtype=np.int16)
+        matrices = np.zeros((1, len(self.jobs), len(self.nodes)), dtype=np.int16)
         for row, job in enumerate(self.jobs):
             for name, count in job.placement:
-                found[0, row, columns[name]] = count
-        return found
+                matrices[0, row, columns[name]] = count
+        return matrices
 
     def place(self, row: npt.NDArray[np.int16]) -> NodeGpus:
         counts = zip(self.nodes, row.tolist(), strict=True)
@@ -405,8 +405,8 @@ class MatrixPopulation:
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> MatrixPopulation:
         jobs, nodes, cells = state["jobs"], state["nodes"], state["found"]
-        found = np.zeros((len(cells), len(jobs), len(nodes)), dtype=np.int16)
-        for matrix, each in zip(found, cells, strict=True):
+        matrices = np.zeros((len(cells), len(jobs), len(nodes)), dtype=np.int16)
+        for matrix, each in zip(matrices, cells, strict=True):
             rows = np.array(each, dtype=np.int64).reshape(-1, 3)
             matrix[rows[:, 0], rows[:, 1]] = rows[:, 2]
-        return cls(jobs, nodes, found)
+        return cls(jobs, nodes, matrices)

@@ -91,15 +91,15 @@ class PlacementProblem:
         speedups = self.speedups.reshape(-1).take(index)
         return np.asarray(speedups * np.where(moved, self._kept_of_moved.take(jobs), 1.0))
 
-    def job_speedups(self, found: Matrices) -> Floats:
+    def job_speedups(self, matrices: Matrices) -> Floats:
         """:meth:`row_speedups` by [matrix, job]."""
-        gpus, several = found.sum(axis=2, dtype=np.int16), np.count_nonzero(found, axis=2) > 1
-        moved = (found != self.held).any(axis=2)
+        gpus, several = matrices.sum(axis=2, dtype=np.int16), np.count_nonzero(matrices, axis=2) > 1
+        moved = (matrices != self.held).any(axis=2)
         return self.row_speedups(np.broadcast_to(np.arange(self.jobs), gpus.shape), gpus, several, moved)
 
-    def fitness(self, found: Matrices) -> Floats:
+    def fitness(self, matrices: Matrices) -> Floats:
         """The harmonic mean of the jobs' speedups, by matrix."""
-        return self.fitness_at(_slowdowns(self.job_speedups(found)))
+        return self.fitness_at(_slowdowns(self.job_speedups(matrices)))
 
     def fitness_at(self, slowdowns: Floats) -> Floats:
         return np.asarray(self.jobs / np.add.reduce(slowdowns, axis=1))
@@ -119,10 +119,10 @@ def search(
     """The fittest matrices found, best first; ``earlier`` ones, repaired, are where the search begins."""
     empty = np.zeros_like(problem.held[0])
     seeds = [problem.held, first_come(problem, problem.held[0])[None], first_come(problem, empty)[None]]
-    found = np.concatenate([*seeds, earlier])
+    matrices = np.concatenate([*seeds, earlier])
     marks = rng.integers(1, 2**62, size=problem.jobs * problem.nodes)
-    rows = _Rows(problem, marks, max(len(found), population))
-    ids = _Repair(problem, rows, len(found)).of(found)
+    rows = _Rows(problem, marks, max(len(matrices), population))
+    ids = _Repair(problem, rows, len(matrices)).of(matrices)
     kept = _Fittest(ids, *rows.worth(ids)).first(population)
     breeding = _Breeding(problem, rows, population)
     idle = 0
@@ -144,16 +144,16 @@ def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.N
     A job goes where it fits on one node, the fullest such; else on the emptiest nodes without another job of
     several nodes, in whole replicas.
     """
-    found = start.copy()
-    free = problem.capacity - found.sum(axis=0)
-    shared = (found[np.count_nonzero(found, axis=1) > 1] > 0).any(axis=0)
+    matrix = start.copy()
+    free = problem.capacity - matrix.sum(axis=0)
+    shared = (matrix[np.count_nonzero(matrix, axis=1) > 1] > 0).any(axis=0)
     too_full = int(problem.capacity.max()) + 1
-    waiting = ~found.any(axis=1) & (problem.least > 0) & (problem.least <= problem.most)
+    waiting = ~matrix.any(axis=1) & (problem.least > 0) & (problem.least <= problem.most)
     for row in waiting.nonzero()[0].tolist():
         need = int(problem.least[row])
         fullest = int(np.where(free < need, too_full, free).argmin())
         if free[fullest] >= need:
-            found[row, fullest] = need
+            matrix[row, fullest] = need
             free[fullest] -= need
             continue
         open_to = np.where(shared, 0, free - free % problem.together[row])
@@ -161,10 +161,10 @@ def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.N
             continue
         order = np.argsort(-open_to, kind="stable")
         before = np.concatenate(([0], open_to[order].cumsum()[:-1]))
-        found[row, order] = np.clip(need - before, 0, open_to[order])
-        shared |= found[row] > 0
-        free -= found[row]
-    return found
+        matrix[row, order] = np.clip(need - before, 0, open_to[order])
+        shared |= matrix[row] > 0
+        free -= matrix[row]
+    return matrix
 
 
 class _Rows:
@@ -264,10 +264,10 @@ class _Repair:
             bool((problem.least > 1).any()),
         )
 
-    def of(self, found: Matrices) -> Ints:
+    def of(self, matrices: Matrices) -> Ints:
         """The numbers of rows of these matrices, [matrix, job, node]."""
-        rows = found.astype(np.int16).transpose(1, 0, 2).reshape(-1, self.problem.nodes)
-        ids = np.zeros((self.problem.jobs, len(found)), dtype=np.int64)
+        rows = matrices.astype(np.int16).transpose(1, 0, 2).reshape(-1, self.problem.nodes)
+        ids = np.zeros((self.problem.jobs, len(matrices)), dtype=np.int64)
         self.mend(ids, np.arange(len(rows)), rows)
         return ids
 
@@ -330,10 +330,10 @@ class _Repair:
         return gpus
 
 
-def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
+def repair(problem: PlacementProblem, matrices: Matrices) -> Matrices:
     """These matrices as :class:`_Repair` makes them."""
-    rows = _Rows(problem, np.zeros(problem.jobs * problem.nodes, dtype=np.int64), len(found))
-    return rows.matrices(_Repair(problem, rows, len(found)).of(found))
+    rows = _Rows(problem, np.zeros(problem.jobs * problem.nodes, dtype=np.int64), len(matrices))
+    return rows.matrices(_Repair(problem, rows, len(matrices)).of(matrices))
 
 
 def _sums(rows: Matrices) -> Gpus:
@@ -367,16 +367,16 @@ class _Breeding:
         self._each = np.arange(count)
         self._choices = np.repeat([4, problem.jobs, problem.nodes], count)
 
-    def children(self, found: Ints, rng: np.random.Generator) -> Ints:
+    def children(self, parents: Ints, rng: np.random.Generator) -> Ints:
         """Rows of two parents each, each the winner of a tournament of two; then mutated and repaired.
 
         :param found: the parents, best first.
         """
-        rivals = rng.integers(found.shape[1], size=(2, 2, self.count))
+        rivals = rng.integers(parents.shape[1], size=(2, 2, self.count))
         winners, others = np.minimum(rivals[0], rivals[1])
         take = rng.random((self.count, self.problem.jobs)) < 0.5
-        ids: Ints = found.take(others, axis=1)
-        np.copyto(ids, found.take(winners, axis=1), where=take.T)
+        ids: Ints = parents.take(others, axis=1)
+        np.copyto(ids, parents.take(winners, axis=1), where=take.T)
         self._repair.mend(ids, *self._mutated(ids, rng))
         return ids
 

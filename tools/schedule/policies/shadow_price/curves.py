@@ -125,25 +125,25 @@ class GoodputCurve:
     def efficiency(self, noise_scale: float) -> Floats:
         """[batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
         phi = min(noise_scale, MOST_NOISE)
-        found: Floats = np.divide(phi + self.base, phi + self.batches)
-        return found
+        efficiency: Floats = np.divide(phi + self.base, phi + self.batches)
+        return efficiency
 
     def goodput(self, noise_scale: float | None) -> Floats:
         """[size] most progress per second; at the author's batch where the noise scale is unknown."""
         if noise_scale is None:
             return self.outlook.whole
-        found: Floats = np.maximum.reduce(self.efficiency(noise_scale)[:, None] * self.by_batch)
-        return found
+        goodput: Floats = np.maximum.reduce(self.efficiency(noise_scale)[:, None] * self.by_batch)
+        return goodput
 
 
 @lru_cache(maxsize=64)
 def sizes_of(gpus: int, node_gpus: int) -> Ints:
     """The numbers of GPUs that are tried in a pool of ``gpus``, ascending from 0; not to be written to."""
-    found = [*range(min(gpus, EXACT_GPUS) + 1)]
-    while found[-1] < gpus:
-        whole = found[-1] // node_gpus * node_gpus
-        found.append(min(gpus, whole + max(node_gpus, whole // _STEP // node_gpus * node_gpus)))
-    sizes = np.array(found, dtype=np.int64)
+    sizes_so_far = [*range(min(gpus, EXACT_GPUS) + 1)]
+    while sizes_so_far[-1] < gpus:
+        whole = sizes_so_far[-1] // node_gpus * node_gpus
+        sizes_so_far.append(min(gpus, whole + max(node_gpus, whole // _STEP // node_gpus * node_gpus)))
+    sizes = np.array(sizes_so_far, dtype=np.int64)
     sizes.flags.writeable = False
     return sizes
 

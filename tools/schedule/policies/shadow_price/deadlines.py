@@ -93,12 +93,14 @@ class DeadlinePlan:
     def said(self, members: PoolColumns, time_s: float) -> dict[str, str]:
         """A clause for each job."""
         jobs = members.jobs
-        found = {jobs[row].id: "would not earn enough by ending in time: comes last" for row in self.given_up}
+        sentences = {
+            jobs[row].id: "would not earn enough by ending in time: comes last" for row in self.given_up
+        }
         for need in self.saved:
             gpus = in_gpus(int(members.sizes[need.most]))
             within = span_text(need.deadline_s - time_s)
-            found[jobs[need.row].id] = f"is to end within {within}, with {gpus} or fewer at a time"
-        return found
+            sentences[jobs[need.row].id] = f"is to end within {within}, with {gpus} or fewer at a time"
+        return sentences
 
 
 def earns_by_time(job: JobState) -> bool:
@@ -163,14 +165,14 @@ def planned(members: PoolColumns, time_s: float, waits_s: float, held: float = 0
 
 def _levels(members: PoolColumns, row: int, outline: _Outline, empty: _Free) -> list[DeadlineLevel]:
     """What a job can reach alone."""
-    found: list[DeadlineLevel] = []
+    levels: list[DeadlineLevel] = []
     for deadline_s, utility in _deadlines(members.jobs[row], empty.now_s + outline.soonest_s):
         size = empty.smallest(outline, deadline_s)
         if size:
-            found.append(
+            levels.append(
                 DeadlineLevel(deadline_s, utility * float(members.weights[row]), outline.gpu_s(size))
             )
-    return found
+    return levels
 
 
 def _deadlines(job: JobState, soonest_s: float) -> list[tuple[float, float]]:
@@ -286,12 +288,12 @@ class _Free:
         largest = int(outline.usual[-1])
         step = math.isqrt(largest)
         coarse = np.arange(largest, 0, -step)[::-1]
-        found = self._first(outline, deadline_s, coarse)
-        if found is None or step == 1:
-            return 0 if found is None else int(coarse[found])
-        between = np.arange(1 if found == 0 else coarse[found - 1] + 1, coarse[found] + 1)
+        place = self._first(outline, deadline_s, coarse)
+        if place is None or step == 1:
+            return 0 if place is None else int(coarse[place])
+        between = np.arange(1 if place == 0 else coarse[place - 1] + 1, coarse[place] + 1)
         at = self._first(outline, deadline_s, between)
-        return int(coarse[found] if at is None else between[at])
+        return int(coarse[place] if at is None else between[at])
 
     def _first(self, outline: _Outline, deadline_s: float, sizes: Ints) -> int | None:
         """Which of some sizes ends the job in time."""

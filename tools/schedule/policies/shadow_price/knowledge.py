@@ -127,10 +127,10 @@ class Knowledge:
     def _standing(self, job: JobState, time_s: float) -> tuple[float | None, float]:
         """Samples that a job still has to train, None where it states no work, and those that it has done."""
         known = {} if self._standings is None else self._standings
-        found = known.get(job.id)
-        if found is None or found[0] != time_s:
-            found = known[job.id] = time_s, stated_left(job, time_s), job.samples_done(time_s)
-        return found[1:]
+        standing = known.get(job.id)
+        if standing is None or standing[0] != time_s:
+            standing = known[job.id] = time_s, stated_left(job, time_s), job.samples_done(time_s)
+        return standing[1:]
 
     def left(self, job: JobState, time_s: float) -> float | None:
         """Samples still to train, expected ones where the job does not state its work; None if unknown.
@@ -177,14 +177,14 @@ class Knowledge:
 
     def _slow_ones(self, jobs: Iterable[JobState], time_s: float) -> dict[str, float]:
         """The part of its promised speed at which a job trains far too slowly, or last did."""
-        found = {}
+        paces = {}
         for job in jobs:
             pace = self._slow.get(job.id, 1.0)
             if job.gpus and not job.is_restarting(time_s) and (promised := self.held_rate(job, time_s)) > 0:
                 pace = job.samples_per_second / promised
             if pace < _FAR_TOO_SLOW:
-                found[job.id] = max(pace, _LEAST_PACE)
-        return found
+                paces[job.id] = max(pace, _LEAST_PACE)
+        return paces
 
     def progress(self, job: JobState, time_s: float) -> float | None:
         """The part of its work that a job has done; None if unknown."""
@@ -220,11 +220,11 @@ class Knowledge:
 
     def curves(self, pool: Pool) -> GoodputCurves:
         assert self._speeds is not None, "use() comes first"  # noqa: S101
-        found = self._curves.get(pool)
-        if found is None:
+        curves = self._curves.get(pool)
+        if curves is None:
             sizes = sizes_of(pool.gpus, pool.node_gpus)
-            found = self._curves[pool] = GoodputCurves(self._speeds, pool.gpu_type, sizes)
-        return found
+            curves = self._curves[pool] = GoodputCurves(self._speeds, pool.gpu_type, sizes)
+        return curves
 
     def outlook(self, job: JobState, curve: GoodputCurve, sizes: Ints, time_s: float) -> Outlook:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
@@ -287,13 +287,13 @@ class Knowledge:
             return job.noise_scale
         model, progress = job.spec.model, self.progress(job, time_s)
         if progress is not None:
-            found = self._noise.at(model, progress)
+            noise_scale = self._noise.at(model, progress)
         else:
-            found = self._by_samples.at(model, _doublings(self._standing(job, time_s)[1]))
+            noise_scale = self._by_samples.at(model, _doublings(self._standing(job, time_s)[1]))
         unreported = model in self._unreported and not self._by_samples.knows(model)
-        if found is None and unreported and self._unknown_noise == "stated":
+        if noise_scale is None and unreported and self._unknown_noise == "stated":
             return MOST_NOISE
-        return found
+        return noise_scale
 
     def dump(self) -> dict[str, Any]:
         return {
@@ -328,14 +328,14 @@ class Knowledge:
 
     def _ahead_of(self, job: JobState, curve: GoodputCurve, line: Floats) -> Ahead:
         key = (curve, _pace_key(job))
-        found = self._ahead.get(key)
-        if found is None:
-            found = self._ahead[key] = Ahead(curve)
+        ahead = self._ahead.get(key)
+        if ahead is None:
+            ahead = self._ahead[key] = Ahead(curve)
         pace = self._paces.line(key[1])
         if pace is None:
             pace = self._paces.line(job.spec.model)
-        found.update(line, _AS_PROMISED if pace is None else pace)
-        return found
+        ahead.update(line, _AS_PROMISED if pace is None else pace)
+        return ahead
 
 
 class ChangeCosts:
@@ -442,11 +442,11 @@ class ByProgress:
 
     def line(self, key: str) -> Floats | None:
         """[cell] values, between those seen on a line of their logarithms; None if none was seen."""
-        found = self._lines.get(key)
-        if found is None and (logs := self._logs.get(key)) is not None:
+        line = self._lines.get(key)
+        if line is None and (logs := self._logs.get(key)) is not None:
             cells = _seen(logs)
-            found = self._lines[key] = np.exp(np.interp(_CELL_NUMBERS, cells, logs[cells]))
-        return found
+            line = self._lines[key] = np.exp(np.interp(_CELL_NUMBERS, cells, logs[cells]))
+        return line
 
     def at(self, key: str, progress: float) -> float | None:
         line = self.line(key)
@@ -527,8 +527,8 @@ class Ahead:
 
     def whole(self, progress: float) -> Floats:
         """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
-        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self.runs
-        return found
+        whole: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self.runs
+        return whole
 
     def at(self, progress: float, work: float, soon_s: float, size: int) -> Outlook:
         """The outlook of a job with ``work`` samples in all, ``progress`` (0 to 1) of them done.
@@ -557,8 +557,8 @@ class Ahead:
         left = self._lefts.get(cell)
         if left is None:
             left = self._lefts[cell] = np.add.reduce(self._slowness[: CELLS - cell]) / CELLS
-        found: Floats = left - (position - cell) / CELLS * self._slowness[CELLS - 1 - cell]
-        return found
+        left_at: Floats = left - (position - cell) / CELLS * self._slowness[CELLS - 1 - cell]
+        return left_at
 
 
 # The jobs of one pool as columns.
@@ -627,16 +627,18 @@ class PoolColumns:
         left = np.array(
             [known.work(job, rate, time_s) for (job, _, _), rate in zip(fitting, fastest, strict=True)]
         )
-        found = [job for job, _, _ in fitting]
-        here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
+        fitting_jobs = [job for job, _, _ in fitting]
+        here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in fitting_jobs]
         held = np.minimum(sizes.searchsorted(here), len(sizes) - 1)
-        models = [job.spec.model for job in found]
-        costs_s = {model: known.costs_s(job) for model, job in dict(zip(models, found, strict=True)).items()}
+        models = [job.spec.model for job in fitting_jobs]
+        costs_s = {
+            model: known.costs_s(job) for model, job in dict(zip(models, fitting_jobs, strict=True)).items()
+        }
         rescale_s, cost_s = np.array([costs_s[model] for model in models]).T
         return cls(
             pool,
             sizes,
-            found,
+            fitting_jobs,
             [curve for _, curve, _ in fitting],
             whole,
             _stacked([outlook.soon for _, _, outlook in fitting]),
@@ -644,9 +646,9 @@ class PoolColumns:
             left / fastest,
             normal,
             np.where(sizes[held] == here, held, 0),
-            np.array([_scattered(job, pool, known) for job in found]),
-            np.array([job.gpus > 0 for job in found]),
-            np.array([known.weight(job) for job in found]),
+            np.array([_scattered(job, pool, known) for job in fitting_jobs]),
+            np.array([job.gpus > 0 for job in fitting_jobs]),
+            np.array([known.weight(job) for job in fitting_jobs]),
             rescale_s,
             cost_s,
             cost_s * [known.change_counts(curve) if cautious else 1.0 for _, curve, _ in fitting],

@@ -104,13 +104,13 @@ def parts(job: SeatedJob, node_gpus: int) -> list[int]:
 def place(nodes: NodeSpace, seekers: Sequence[SeatedJob]) -> dict[str, NodeGpus]:
     """Places of all seekers, and of the jobs that make way for them. There must be as many GPUs free."""
     waiting = sorted(seekers, key=_turn)
-    found: dict[str, NodeGpus] = {}
+    places: dict[str, NodeGpus] = {}
     while waiting:
         seeker = waiting.pop(0)
-        found[seeker.job_id], moved = _placed(nodes, seeker)
+        places[seeker.job_id], moved = _placed(nodes, seeker)
         if moved:
             waiting = sorted([*waiting, *moved], key=_turn)
-    return found
+    return places
 
 
 def gathered(nodes: NodeSpace, job: SeatedJob, gain: float) -> dict[str, NodeGpus]:
@@ -122,13 +122,13 @@ def gathered(nodes: NodeSpace, job: SeatedJob, gain: float) -> dict[str, NodeGpu
         return {}
     trial = nodes.copy()
     trial.leave(job)
-    found = place(trial, [job])
-    moved = [nodes.stay[job_id] for job_id in found if job_id != job.job_id]
-    closer = all(nodes.is_compact(each, found[each.job_id]) for each in (job, *moved))
+    places = place(trial, [job])
+    moved = [nodes.stay[job_id] for job_id in places if job_id != job.job_id]
+    closer = all(nodes.is_compact(each, places[each.job_id]) for each in (job, *moved))
     if not closer or gain <= sum(each.move_cost for each in (job, *moved)):
         return {}
     nodes.become(trial)
-    return found
+    return places
 
 
 def _turn(seeker: SeatedJob) -> tuple[float, float, str]:
@@ -171,7 +171,7 @@ def _fitting(nodes: NodeSpace, gpus: int, held: Mapping[str, int]) -> str | None
 def _leaving(nodes: NodeSpace, gpus: int) -> list[SeatedJob]:
     """Smaller jobs of one node that lose least and leave it ``gpus`` free; empty: there is no such node."""
     best: tuple[float, str] | None = None
-    found: list[SeatedJob] = []
+    best_leaving: list[SeatedJob] = []
     for name, ids in nodes.on.items():
         missing, lost = gpus - nodes.free[name], 0.0
         leaving: list[SeatedJob] = []
@@ -183,8 +183,8 @@ def _leaving(nodes: NodeSpace, gpus: int) -> list[SeatedJob]:
                 leaving.append(job)
                 lost, missing = lost + job.worth, missing - job.gpus
         if missing <= 0 and leaving and (best is None or (lost, name) < best):
-            best, found = (lost, name), leaving
-    return found
+            best, best_leaving = (lost, name), leaving
+    return best_leaving
 
 
 def _spread(nodes: NodeSpace, job: SeatedJob) -> NodeGpus:
@@ -212,7 +212,7 @@ class Placing:
 
     def targets(self, retune: Retune) -> dict[str, Target]:
         members = self.shares.members
-        found: dict[str, Target] = {}
+        target_by_job: dict[str, Target] = {}
         places = self._places()
         bound = any(job.room is not None for job in members.jobs)
         roomy = self._with_room(places) if bound else {}
@@ -224,7 +224,7 @@ class Placing:
                 where = self._whole_or_less(row, places[job.id]) if job.id in places else job.placement
             gpus = job.spec.gpus.whole(gpus_of(where))
             if gpus < job.spec.min_gpus:  # the nodes have no room for whole replicas
-                found |= {job.id: Target(0)} if job.gpus else {}
+                target_by_job |= {job.id: Target(0)} if job.gpus else {}
                 continue
             if gpus < gpus_of(where):
                 where = cut(where, gpus, job.placement)
@@ -232,8 +232,8 @@ class Placing:
             pinned = stays and self.shares.guard.pinned[row]
             batch = job.global_batch if pinned else self._batch(row, gpus, retune if stays else "free")
             if not stays or batch != job.global_batch:
-                found[job.id] = Target(gpus, members.pool.gpu_type, batch, where)
-        return found
+                target_by_job[job.id] = Target(gpus, members.pool.gpu_type, batch, where)
+        return target_by_job
 
     def _places(self) -> dict[str, NodeGpus]:
         """Of jobs that move; the others stay."""
@@ -259,13 +259,13 @@ class Placing:
         nodes = NodeSpace.of(
             up, [*stay.values()], lambda job, where: self._loss(rows[job.job_id], job, where)
         )
-        found = place(nodes, seek)
+        places = place(nodes, seek)
         for row, placed in stay.items():
             apart = not placed.pinned and len(placed.held) > len(parts(placed, members.pool.node_gpus))
-            if apart and placed.job_id not in found:
+            if apart and placed.job_id not in places:
                 slower = 1.0 - float(members.scattered[row])
-                found |= gathered(nodes, placed, slower * placed.worth)
-        return found
+                places |= gathered(nodes, placed, slower * placed.worth)
+        return places
 
     def _stays(self, row: int) -> bool:
         """Whether a job keeps its GPUs, and is on as few nodes as can be."""

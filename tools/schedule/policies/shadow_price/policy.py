@@ -289,10 +289,10 @@ class ShadowPrice(Policy):
         return shared(members, rules, guard, self._memory, by_demands=True)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        found: dict[str, Explanation] = {}
+        explanations: dict[str, Explanation] = {}
         for shares in self._shares:
-            found |= explained(shares, self._slack_s(snapshot), self._outlooks)
-        return {job_id: why for job_id, why in found.items() if job_id in snapshot.jobs}
+            explanations |= explained(shares, self._slack_s(snapshot), self._outlooks)
+        return {job_id: why for job_id, why in explanations.items() if job_id in snapshot.jobs}
 
     def _slack_s(self, snapshot: Snapshot) -> float:
         """What a change may cost at the default interval of decisions; infinite without a bound."""
@@ -318,7 +318,7 @@ def next_end_s(shares: PoolShares, changed: Mapping[str, Target], time_s: float)
 
     Until the next round they would be idle, which is long where jobs are short and others wait.
     """
-    members, found = shares.members, math.inf
+    members, earliest = shares.members, math.inf
     for row in shares.served:
         job, size = members.jobs[row], shares.chosen[row]
         left = stated_left(job, time_s)
@@ -328,8 +328,8 @@ def next_end_s(shares: PoolShares, changed: Mapping[str, Target], time_s: float)
         rate = float(members.soon[row, size] * (members.scattered[row] if stays else 1.0))
         begins_s = (job.changed_s if stays else time_s) + float(members.rescale_s[row])
         if rate > 0:
-            found = min(found, max(time_s, begins_s) + left / rate)
-    return found
+            earliest = min(earliest, max(time_s, begins_s) + left / rate)
+    return earliest
 
 
 # Why each job has what it has.
@@ -414,5 +414,5 @@ def _marginal(shares: PoolShares, worth: np.ndarray, row: int, least: float) -> 
 def _least_worth(shares: PoolShares, worth: np.ndarray) -> float:
     """What the GPU saves in an hour that saves least, by job that has any."""
     has = np.flatnonzero(shares.chosen)
-    found = worth[has, shares.chosen[has]] / shares.members.sizes[shares.chosen[has]]
-    return max(0.0, float(found.min(initial=np.inf))) if has.size else 0.0
+    worths = worth[has, shares.chosen[has]] / shares.members.sizes[shares.chosen[has]]
+    return max(0.0, float(worths.min(initial=np.inf))) if has.size else 0.0

@@ -161,8 +161,8 @@ class ExactWorth(Prices[PricedJob, Floats]):
         worths = np.concatenate([worth for _, worth in pairs]).reshape(count, size)
         slowness = np.concatenate([job.grid(self._gpus)[2] for job, _ in pairs]).reshape(count, size)
         asked = np.array([job.weight for job, _ in pairs]) + worths[:, -1]
-        found: list[float] = np.fmin.reduce((asked[:, None] - worths[:, ::-1]) * slowness, axis=1).tolist()
-        return found
+        prices: list[float] = np.fmin.reduce((asked[:, None] - worths[:, ::-1]) * slowness, axis=1).tolist()
+        return prices
 
     def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
         if len(triples) < _FEW_PAIRS:
@@ -179,8 +179,8 @@ class ExactWorth(Prices[PricedJob, Floats]):
             sums = self._blocks[: jobs * (high - low) * (size - low)].reshape(jobs, high - low, size - low)
             np.add(left[:jobs, low:high, low:], values[:jobs, low:high, None], out=sums)
             np.maximum(made[:jobs, low:], np.maximum.reduce(sums, axis=1), out=made[:jobs, low:])
-        found = dict(zip(turn, made, strict=True))
-        return [found[number] for number in range(count)]
+        made_by_number = dict(zip(turn, made, strict=True))
+        return [made_by_number[number] for number in range(count)]
 
     def _shifted(self, worths: Floats) -> Floats:
         """[pair, k, c] S(c - k), a view."""
@@ -220,8 +220,8 @@ class ConcaveWorth(Prices[PricedJob, Floats]):
         taken = np.concatenate([worth for _, worth in pairs]).reshape(shape).cumsum(axis=1)
         slowness = np.concatenate([job.grid(self._gpus)[2, 1:] for job, _ in pairs]).reshape(shape)
         taken += np.array([job.weight for job, _ in pairs])[:, None]
-        found: list[float] = np.minimum.reduce(taken * slowness, axis=1).tolist()
-        return found
+        prices: list[float] = np.minimum.reduce(taken * slowness, axis=1).tolist()
+        return prices
 
     def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
         if len(triples) < _FEW_PAIRS:
@@ -318,30 +318,30 @@ class Remembered(Generic[JobT, Made]):
         """That are kept."""
 
     def start(self, future: float) -> Priced[JobT, Made]:
-        found = self._starts.get(future)
-        if found is None:
-            found = self._starts[future] = Priced(self.worth.start(future))
-        return found
+        priced = self._starts.get(future)
+        if priced is None:
+            priced = self._starts[future] = Priced(self.worth.start(future))
+        return priced
 
     def price(self, job: JobT, made: Priced[JobT, Made]) -> float:
-        found = made.prices.get(job)
-        if found is None:
-            found = made.prices[job] = self.worth.price(job, made.made)
-        return found
+        price = made.prices.get(job)
+        if price is None:
+            price = made.prices[job] = self.worth.price(job, made.made)
+        return price
 
     def with_job(self, job: JobT, price: float, made: Priced[JobT, Made]) -> Priced[JobT, Made]:
-        found = made.then.get(job)
-        if found is None:
-            found = made.then[job] = Priced(self.worth.with_job(job, price, made.made))
+        priced = made.then.get(job)
+        if priced is None:
+            priced = made.then[job] = Priced(self.worth.with_job(job, price, made.made))
             self.numbers += 2 * self._gpus + _ENTRY  # and the slopes of the job, where it has some
-        return found
+        return priced
 
     def prices(self, pairs: Sequence[tuple[JobT, Priced[JobT, Made]]]) -> list[float]:
         if len(pairs) < _FEW_PAIRS:
             return [self.price(*pair) for pair in pairs]
         if new := [pair for pair in pairs if pair[0] not in pair[1].prices]:
-            found = self.worth.prices([(job, made.made) for job, made in new])
-            for (job, made), price in zip(new, found, strict=True):
+            prices = self.worth.prices([(job, made.made) for job, made in new])
+            for (job, made), price in zip(new, prices, strict=True):
                 made.prices[job] = price
         return [made.prices[job] for job, made in pairs]
 
@@ -351,8 +351,8 @@ class Remembered(Generic[JobT, Made]):
         if len(triples) < _FEW_PAIRS:
             return [self.with_job(*each) for each in triples]
         if new := [each for each in triples if each[0] not in each[2].then]:
-            found = self.worth.with_jobs([(job, price, made.made) for job, price, made in new])
-            for (job, _, made), then in zip(new, found, strict=True):
+            worths_then = self.worth.with_jobs([(job, price, made.made) for job, price, made in new])
+            for (job, _, made), then in zip(new, worths_then, strict=True):
                 made.then[job] = Priced(then)
             self.numbers += (2 * self._gpus + _ENTRY) * len(new)
         return [made.then[job] for job, _, made in triples]
@@ -378,7 +378,7 @@ class PriceMemory:
         lasts, leasts = rates.argmax(axis=1).tolist(), (rates > 0).argmax(axis=1).tolist()
         with np.errstate(divide="ignore"):
             slowness = 1.0 / rates
-        found = []
+        jobs = []
         for row, (weight, last, least) in enumerate(zip(weights, lasts, leasts, strict=True)):
             key = rates[row].tobytes(), weight
             job = self._jobs.get(key)
@@ -386,17 +386,17 @@ class PriceMemory:
                 short, slow = rates[row, : last + 1].copy(), slowness[row, least : last + 1].copy()
                 job = self._jobs[key] = PricedJob(short, weight, least, slow)
                 self._numbers += 6 * rates.shape[1] + _ENTRY
-            found.append(job)
-        return found
+            jobs.append(job)
+        return jobs
 
     def worth(
         self, pools: Hashable, gpus: int, make: Callable[[], Prices[JobT, Made]]
     ) -> Remembered[JobT, Made]:
         """That of pools with ``gpus`` GPUs in all, which ``make`` computes."""
-        found = self._worths.get(pools)
-        if found is None:
-            found = self._worths[pools] = Remembered(make(), gpus)
-        return found
+        worth = self._worths.get(pools)
+        if worth is None:
+            worth = self._worths[pools] = Remembered(make(), gpus)
+        return worth
 
     def tidy(self) -> None:
         """Forget all before it becomes too much."""
@@ -436,7 +436,7 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
     :param sizes: of which the last is all GPUs.
     """
     left, done, now_s = work.tolist(), (_DONE * work).tolist(), 0.0
-    found = [math.inf] * len(left)
+    ends = [math.inf] * len(left)
     alive = [*range(len(left))]  # few of them, most often: numbers one by one are faster
     worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
     worth[:, 0] = 0.0
@@ -455,12 +455,12 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
         before, alive = alive, []
         for row in before:
             if left[row] <= done[row]:
-                found[row] = now_s
+                ends[row] = now_s
             else:
                 alive.append(row)
         if not alive:
             break
-    return np.array(found)
+    return np.array(ends)
 
 
 def _sizes(rows: Sequence[int], worth: Floats, values: Sequence[Floats], sizes: Ints) -> Sequence[int]:
@@ -524,9 +524,9 @@ def _pair(first: Floats, last: Floats, gpus: int) -> list[int]:
 
 def _most(value: Floats, gpus: int) -> Floats:
     """[c] the most that one job makes of up to c GPUs."""
-    found = np.empty(gpus + 1)
-    found[: len(value)], found[len(value) :] = value, value[-1]
-    return np.maximum.accumulate(found, out=found)
+    most = np.empty(gpus + 1)
+    most[: len(value)], most[len(value) :] = value, value[-1]
+    return np.maximum.accumulate(most, out=most)
 
 
 def _only_size(value: Floats) -> int:
@@ -555,8 +555,8 @@ def knapsack_by_price(values: Floats, sizes: Ints | Floats, gpus: int) -> Ints:
     rows, taken = np.arange(len(values)), np.broadcast_to(sizes.astype(np.float64), values.shape)
 
     def at(price: float) -> Ints:
-        found: Ints = (values - price * taken).argmax(axis=1)
-        return found
+        sizes: Ints = (values - price * taken).argmax(axis=1)
+        return sizes
 
     finite = values[np.isfinite(values)]
     low, high = 0.0, float(finite.max() - finite.min()) + 1.0

@@ -38,14 +38,14 @@ class NodeRooms:
 
     def place(self, job: JobState, gpus: int) -> NodeGpus:
         """Take GPUs on the first nodes with room for whole replicas; empty if there are not as many."""
-        unit, found, missing = replica_on_a_node(job.spec, self._node_gpus), [], gpus
+        unit, picks, missing = replica_on_a_node(job.spec, self._node_gpus), [], gpus
         for name, free in self._free.items():
             count = fitting(self._left[name], job.spec.resources.worker, min(free, missing))
             if count := count - count % unit:
-                found.append((name, count))
+                picks.append((name, count))
                 missing -= count
             if not missing:
-                place = tuple(found)
+                place = tuple(picks)
                 self.take(job, place)
                 return place
         return ()
@@ -128,8 +128,8 @@ class EqualShares:
 
     def share(self, job_id: str) -> Sharer | None:
         """What a job has in this deal; None if it sits it out, or is not there."""
-        found = self._sharers.get(job_id)
-        return found if found is not None and found.gpus else None
+        sharer = self._sharers.get(job_id)
+        return sharer if sharer is not None and sharer.gpus else None
 
     def enter(self, job: JobState, enters_s: float) -> None:
         self._sharers[job.id] = Sharer(job, enters_s)
@@ -232,12 +232,12 @@ class _Asking(NamedTuple):
 
 def _first(place: NodeGpus, gpus: int) -> NodeGpus:
     """The first GPUs of a place, by node."""
-    found: dict[str, int] = {}
+    kept_by_node: dict[str, int] = {}
     for name, count in place:
         if kept := min(count, gpus):
-            found[name] = found.get(name, 0) + kept
+            kept_by_node[name] = kept_by_node.get(name, 0) + kept
             gpus -= kept
-    return tuple(found.items())
+    return tuple(kept_by_node.items())
 
 
 def _deal_numbers(asking: Sequence[_Asking], gpus: int) -> None:

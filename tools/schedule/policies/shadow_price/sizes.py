@@ -111,13 +111,13 @@ def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
     last = (np.maximum(worth.argmax(axis=1), members.held) + 1).tolist()
     rows = _not_outbid(worth, gpus)
     sizes = exact_knapsack([worth[row, : last[row]] for row in rows], gpus)
-    found = np.zeros(len(worth), dtype=np.int64)
-    found[rows] = sizes
+    chosen = np.zeros(len(worth), dtype=np.int64)
+    chosen[rows] = sizes
     if idle := gpus - sum(sizes):  # what weighs too little beside the others was lost to rounding
-        left = np.flatnonzero((found == 0) & np.isfinite(worth[:, 0]))
+        left = np.flatnonzero((chosen == 0) & np.isfinite(worth[:, 0]))
         if left.size:
-            found[left] = filled(worth[left], members.sizes, idle)
-    return found
+            chosen[left] = filled(worth[left], members.sizes, idle)
+    return chosen
 
 
 def _not_outbid(worth: Floats, gpus: int) -> list[int]:
@@ -126,28 +126,28 @@ def _not_outbid(worth: Floats, gpus: int) -> list[int]:
     rigid = (np.add.reduce(able, axis=1) == 2) & (worth[:, 0] == 0)
     if np.count_nonzero(rigid) < 2:
         return [*range(len(worth))]
-    found = np.ones(len(worth), dtype=np.bool_)
+    stays = np.ones(len(worth), dtype=np.bool_)
     sizes = np.where(rigid, able[:, 1:].argmax(axis=1) + 1, 0)
     gains = worth[np.arange(len(worth)), sizes]
     clear = _ROUNDING * float(np.where(able, worth, 0.0).max(axis=1).sum())
     for size in set(sizes.tolist()) - {0}:
         rows = np.flatnonzero(sizes == size)
         if len(rows) > (fit := gpus // size):
-            found[rows] = gains[rows] >= np.partition(gains[rows], -fit)[-fit] - clear
-    return np.flatnonzero(found).tolist()
+            stays[rows] = gains[rows] >= np.partition(gains[rows], -fit)[-fit] - clear
+    return np.flatnonzero(stays).tolist()
 
 
 def _allowed(members: PoolColumns, worth: Floats, guard: Guard) -> Floats:
     """The values of safe sizes; -inf elsewhere. Jobs of which none fits beside those before are left free."""
     if np.logical_and.reduce(guard.safe, axis=None):
         return worth
-    found, left = worth.copy(), members.pool.gpus
+    allowed, left = worth.copy(), members.pool.gpus
     for row in np.flatnonzero(~guard.safe.all(axis=1)).tolist():
         able = guard.safe[row] & np.isfinite(worth[row])
         if able.any() and (least := int(members.sizes[able.argmax()])) <= left:
             left -= least
-            found[row] = np.where(able, worth[row], -np.inf)
-    return found
+            allowed[row] = np.where(able, worth[row], -np.inf)
+    return allowed
 
 
 def sooner(members: PoolColumns, dwell_s: float) -> Floats:
@@ -158,8 +158,8 @@ def sooner(members: PoolColumns, dwell_s: float) -> Floats:
     """
     with np.errstate(divide="ignore"):
         parts = np.minimum(1.0, dwell_s * members.soon / members.left[:, None])
-    found: Floats = _TIE * members.weights[:, None] * parts
-    return found
+    gains: Floats = _TIE * members.weights[:, None] * parts
+    return gains
 
 
 def _prices(members: PoolColumns, rules: Rules, memory: PriceMemory) -> tuple[list[int], Floats]:
@@ -200,21 +200,21 @@ def values(members: PoolColumns, prices: Floats, dwell_s: float, pays: float = _
     """
     lasts = np.maximum(dwell_s, pays * members.change_s)
     rows, whole, held = np.arange(len(members.jobs)), members.whole, members.held
-    found = undisturbed(members, prices)
-    kept = found[rows, held] * members.scattered
+    worth = undisturbed(members, prices)
+    kept = worth[rows, held] * members.scattered
     with np.errstate(divide="ignore"):
         lasts_s = np.minimum(lasts[:, None], members.left[:, None] / whole)
     lost = np.minimum(_MOST_LOST, members.change_s[:, None] / np.maximum(lasts_s, 1e-9))
-    found *= 1.0 - lost * members.runs[:, None]
-    found[rows, held] = kept
-    np.copyto(found, -np.inf, where=~(whole > 0))
-    found[:, 0] = np.where(held > 0, -members.change_s / lasts * kept, 0.0)
-    return found
+    worth *= 1.0 - lost * members.runs[:, None]
+    worth[rows, held] = kept
+    np.copyto(worth, -np.inf, where=~(whole > 0))
+    worth[:, 0] = np.where(held > 0, -members.change_s / lasts * kept, 0.0)
+    return worth
 
 
 def undisturbed(members: PoolColumns, prices: Floats) -> Floats:
     """[job, size] the same without costs, at compact places."""
     rows, normal = np.arange(len(members.jobs)), members.normal
     scale = prices * members.whole[rows, normal] / members.soon[rows, normal]
-    found: Floats = scale[:, None] * members.soon
-    return found
+    scaled: Floats = scale[:, None] * members.soon
+    return scaled

@@ -117,7 +117,7 @@ def shared_over_types(
             value[kind][row, 0] = without  # what a running job loses without GPUs, it loses on every type
     market = _Market(types, places, value, [*reversed(order)], joined, time_s, memory)
     home, sizes = market.without_waste([undisturbed(*each) for each in zip(types, prices, strict=True)])
-    found = []
+    shares = []
     for kind, members in enumerate(types):
         rows = [row for row, job in enumerate(members.jobs) if home[job.id] == kind]
         if not rows:
@@ -126,8 +126,8 @@ def shared_over_types(
         at = {job.id: row for row, job in enumerate(few.jobs)}
         turn = [at[job_id] for job_id in order if job_id in at]
         chosen = np.array([sizes[job.id] for job in few.jobs], dtype=np.int64)
-        found.append(PoolShares(few, turn, prices[kind][rows], worth[kind][rows], chosen, Guard.none(few)))
-    return found
+        shares.append(PoolShares(few, turn, prices[kind][rows], worth[kind][rows], chosen, Guard.none(few)))
+    return shares
 
 
 TypedMade = tuple[Priced[PricedJob, Floats], ...]
@@ -163,12 +163,12 @@ class TypesWorth(Prices[TypedJob, TypedMade]):
 
     def with_job(self, job: TypedJob, price: float, made: TypedMade) -> TypedMade:
         """It joins the first type that has this price."""
-        found = [*made]
+        worths = [*made]
         for kind, (rates, there) in enumerate(zip(job, made, strict=True)):
             if rates is not None and there.prices.get(rates) == price:
-                found[kind] = self._worths[kind].with_job(rates, price, there)
+                worths[kind] = self._worths[kind].with_job(rates, price, there)
                 break
-        return tuple(found)
+        return tuple(worths)
 
 
 def values_with_starts(members: PoolColumns, prices: Floats, dwell_s: float, time_s: float) -> Floats:
@@ -176,11 +176,11 @@ def values_with_starts(members: PoolColumns, prices: Floats, dwell_s: float, tim
 
     The longer a job has waited, the less its start counts: it is put off for about as long as it takes.
     """
-    found = values(members, prices, dwell_s, _PAYS)
+    worth = values(members, prices, dwell_s, _PAYS)
     waited_s = np.array([_waited_s(job, time_s) for job in members.jobs])
     counts_s = members.rescale_s**2 / np.maximum(members.rescale_s + waited_s, 1e-9)
     starts = 1.0 + members.whole * (counts_s / members.left)[:, None]
-    return np.where(members.runs[:, None], found, found / starts)
+    return np.where(members.runs[:, None], worth, worth / starts)
 
 
 def _waited_s(job: JobState, time_s: float) -> float:
@@ -250,19 +250,19 @@ class _Market:
         """The best that is found where some jobs keep what they hold of these types."""
         value = self._with(kept)
         home = {**self.joined, **self._assigned(value, kept)}
-        found = _Assignment(home, self._solved(value, home))
-        worth = self._sum(value, found)
-        while moved := self._moves(value, found.home, found.sizes):
-            home = {**found.home, **moved}
+        assignment = _Assignment(home, self._solved(value, home))
+        worth = self._sum(value, assignment)
+        while moved := self._moves(value, assignment.home, assignment.sizes):
+            home = {**assignment.home, **moved}
             other = _Assignment(home, self._solved(value, home))
             other_worth = self._sum(value, other)
             if other_worth <= worth:
                 break  # sizes of a large pool come from prices: a job that joins it may cost others more
-            found, worth = other, other_worth
-        return found
+            assignment, worth = other, other_worth
+        return assignment
 
-    def _sum(self, value: Sequence[Floats], found: _Assignment) -> float:
-        return sum(self._of(value, found, job_id) for job_id in self.places)
+    def _sum(self, value: Sequence[Floats], assignment: _Assignment) -> float:
+        return sum(self._of(value, assignment, job_id) for job_id in self.places)
 
     def without_waste(self, plain: Sequence[Floats]) -> _Assignment:
         """The same; no job makes way for less than it loses. Not asked in large pools: it takes too long.
@@ -270,50 +270,52 @@ class _Market:
         :param plain: [job, size] by type, values without costs.
         """
         kept: dict[str, int] = {}
-        found = self.assignment(kept)
+        assignment = self.assignment(kept)
         if any(members.pool.gpus > EXACT_GPUS for members in self.types):
-            return found
+            return assignment
         paid: set[str] = set()
         for _ in range(_QUESTIONS):
-            asked = next((each for each in self._losers(found, kept, plain) if each[0] not in paid), None)
+            asked = next(
+                (each for each in self._losers(assignment, kept, plain) if each[0] not in paid), None
+            )
             if asked is None:
                 break
             job_id, kind = asked
             other = self.assignment({**kept, job_id: kind})
-            if self._pays(job_id, kind, found, other, plain):
+            if self._pays(job_id, kind, assignment, other, plain):
                 paid.add(job_id)
             else:
-                kept[job_id], found = kind, other
-        return found
+                kept[job_id], assignment = kind, other
+        return assignment
 
     def _with(self, kept: Mapping[str, int]) -> Sequence[Floats]:
         if not kept:
             return self.value
-        found = [each.copy() for each in self.value]
+        worth = [each.copy() for each in self.value]
         for job_id, held in kept.items():
             for kind, row in self.places[job_id].items():
                 size = self.types[kind].held[row]
-                found[kind][row] = -np.inf
+                worth[kind][row] = -np.inf
                 if kind == held:
-                    found[kind][row, size] = self.value[kind][row, size]
-        return found
+                    worth[kind][row, size] = self.value[kind][row, size]
+        return worth
 
     def _losers(
-        self, found: _Assignment, kept: Mapping[str, int], plain: Sequence[Floats]
+        self, assignment: _Assignment, kept: Mapping[str, int], plain: Sequence[Floats]
     ) -> list[tuple[str, int]]:
         """Running jobs that are to be worse off, and the types that they hold, the most costly first."""
         costs = {}
         for kind, members in enumerate(self.types):
             for row in np.flatnonzero((members.held > 0) & (members.cost_s > 0)).tolist():
                 job_id, held = members.jobs[row].id, int(members.held[row])
-                changes = (kind, held) != (found.home[job_id], found.sizes[job_id])
+                changes = (kind, held) != (assignment.home[job_id], assignment.sizes[job_id])
                 now = float(self.value[kind][row, held])
-                if changes and job_id not in kept and self._of(plain, found, job_id) < now:
+                if changes and job_id not in kept and self._of(plain, assignment, job_id) < now:
                     costs[job_id, kind] = float(members.cost_s[row]) * now
         return sorted(costs, key=lambda each: -costs[each])
 
     def _pays(
-        self, job_id: str, kind: int, found: _Assignment, other: _Assignment, plain: Sequence[Floats]
+        self, job_id: str, kind: int, assignment: _Assignment, other: _Assignment, plain: Sequence[Floats]
     ) -> bool:
         """Whether others gain more, while they are there, than a job loses that makes way and comes back.
 
@@ -321,8 +323,8 @@ class _Market:
         """
         gained, rate, rate_s = 0.0, 0.0, 0.0
         for each in self.places:
-            more = self._of(self.value, found, each) - self._of(self.value, other, each)
-            at = found if found.sizes[each] else other
+            more = self._of(self.value, assignment, each) - self._of(self.value, other, each)
+            at = assignment if assignment.sizes[each] else other
             if each == job_id or not more or not at.sizes[each]:
                 continue
             members, row = self.types[at.home[each]], self.places[each][at.home[each]]
@@ -334,24 +336,24 @@ class _Market:
             if more > 0:
                 rate, rate_s = rate + more, rate_s + more * lasts_s
         members, row = self.types[kind], self.places[job_id][kind]
-        now, then = float(self.value[kind][row, members.held[row]]), self._of(plain, found, job_id)
+        now, then = float(self.value[kind][row, members.held[row]]), self._of(plain, assignment, job_id)
         slower_s = rate_s / rate if rate else 0.0
         return gained > (now - then) * slower_s + float(members.cost_s[row]) * (now + then)
 
-    def _of(self, value: Sequence[Floats], found: _Assignment, job_id: str) -> float:
-        kind = found.home[job_id]
-        return float(value[kind][self.places[job_id][kind], found.sizes[job_id]])
+    def _of(self, value: Sequence[Floats], assignment: _Assignment, job_id: str) -> float:
+        kind = assignment.home[job_id]
+        return float(value[kind][self.places[job_id][kind], assignment.sizes[job_id]])
 
     def _solved(self, value: Sequence[Floats], home: Mapping[str, int]) -> dict[str, int]:
         """By job the position of its size, each type for itself."""
-        found: dict[str, int] = {}
+        size_by_job: dict[str, int] = {}
         for kind, members in enumerate(self.types):
             rows = [row for row, job in enumerate(members.jobs) if home[job.id] == kind]
             if rows:
                 few = members.of_rows(rows)
                 sizes = chosen_sizes(few, value[kind][rows]).tolist()
-                found |= {job.id: size for job, size in zip(few.jobs, sizes, strict=True)}
-        return found
+                size_by_job |= {job.id: size for job, size in zip(few.jobs, sizes, strict=True)}
+        return size_by_job
 
     def _moves(
         self, value: Sequence[Floats], home: Mapping[str, int], sizes: Mapping[str, int]
@@ -360,7 +362,7 @@ class _Market:
         types, left = self.types, [members.pool.gpus for members in self.types]
         for job_id, size in sizes.items():
             left[home[job_id]] -= int(types[home[job_id]].sizes[size])
-        found = {}
+        moves = {}
         for job_id in self.turns:
             held = float(value[home[job_id]][self.places[job_id][home[job_id]], sizes[job_id]])
             best, there = held + _MORE * abs(held), None
@@ -369,9 +371,9 @@ class _Market:
                 if kind != home[job_id] and some.max() > best:
                     best, there = float(some.max()), (kind, int(types[kind].sizes[some.argmax()]))
             if there is not None:
-                found[job_id] = there[0]
+                moves[job_id] = there[0]
                 left[there[0]] -= there[1]
-        return found
+        return moves
 
     def _assigned(self, value: Sequence[Floats], kept: Mapping[str, int]) -> dict[str, int]:
         """The type of which each job has most in the best assignment of parts; none for jobs without any."""
@@ -400,8 +402,8 @@ class _Market:
 
 def _has_most(parts: Floats, tolerance: float = _PART) -> npt.NDArray[np.bool_]:
     """[…, type] whether a job has most of it; halves are equal, whatever the solver rounds."""
-    found: npt.NDArray[np.bool_] = parts >= parts.max(axis=-1, keepdims=True) - tolerance
-    return found
+    is_most: npt.NDArray[np.bool_] = parts >= parts.max(axis=-1, keepdims=True) - tolerance
+    return is_most
 
 
 def _by_prices(types: Sequence[PoolColumns], value: Sequence[Floats]) -> dict[str, int]:
@@ -419,9 +421,9 @@ def _by_prices(types: Sequence[PoolColumns], value: Sequence[Floats]) -> dict[st
     def best(kind: int, price: float) -> tuple[Floats, Ints]:
         """[job] the most of this type at a price, and its size."""
         own = gains[kind] - price * types[kind].sizes
-        picks, found = own.argmax(axis=1), np.full(len(jobs), -np.inf)
-        found[rows[kind]] = own[np.arange(len(own)), picks]
-        return found, types[kind].sizes[picks]
+        picks, best = own.argmax(axis=1), np.full(len(jobs), -np.inf)
+        best[rows[kind]] = own[np.arange(len(own)), picks]
+        return best, types[kind].sizes[picks]
 
     most = np.stack([best(kind, 0.0)[0] for kind in range(len(types))])
     for _ in range(_TURNS):
@@ -450,15 +452,15 @@ def _options(
 ) -> _Options:
     """Sizes that are worth more than none and than all smaller ones of the type, of jobs that are free."""
     numbers = {job_id: number for number, job_id in enumerate(places)}
-    found = []
+    options = []
     for kind, members in enumerate(types):
         free = np.array([job.id not in kept for job in members.jobs])[:, None]
         best = np.maximum.accumulate(value[kind], axis=1)[:, :-1]
         rows, sizes = np.nonzero((value[kind][:, 1:] > best) & free)
         jobs = np.array([numbers[job.id] for job in members.jobs], dtype=np.int64)
         gains = value[kind][rows, sizes + 1] - value[kind][rows, 0]
-        found.append(_Options(jobs[rows], np.full(len(rows), kind), members.sizes[sizes + 1], gains))
-    return _Options(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+        options.append(_Options(jobs[rows], np.full(len(rows), kind), members.sizes[sizes + 1], gains))
+    return _Options(*(np.concatenate(columns) for columns in zip(*options, strict=True)))
 
 
 # The linear program: which part of each option jobs get.
@@ -487,35 +489,35 @@ class _Program:
         if len(self._gains) < _FEW_OPTIONS:
             return self._solved(np.arange(len(self._gains)))[0]
         known = memory.gpu_prices.get(pools)
-        found, prices = (None, None) if known is None else self._near(known / self._scale)
-        if found is None:
-            found, prices = self._solved(np.arange(len(self._gains)))
-            proof = None if prices is None else self._proof(found, prices)
+        parts, prices = (None, None) if known is None else self._near(known / self._scale)
+        if parts is None:
+            parts, prices = self._solved(np.arange(len(self._gains)))
+            proof = None if prices is None else self._proof(parts, prices)
             prices = prices if proof is None else proof
         if prices is not None:
             memory.gpu_prices[pools] = prices * self._scale
-        return found
+        return parts
 
     def _near(self, prices: Floats) -> tuple[Floats | None, Floats | None]:
         """The best assignment and prices that prove it; None where those close to ``prices`` do not."""
-        found, some = self._bought(prices), np.zeros(0, dtype=np.int64)
-        proof = self._proof(found, prices)
+        parts, some = self._bought(prices), np.zeros(0, dtype=np.int64)
+        proof = self._proof(parts, prices)
         for _ in range(_APPROACHES):
             if proof is not None:
                 break
             some = np.union1d(some, self._within(prices))
-            found, there = self._solved(some) if some.size else (found, None)
+            parts, there = self._solved(some) if some.size else (parts, None)
             if there is None or np.allclose(there, prices, rtol=_EQUAL):
                 break
-            proof, prices = self._proof(found, there), there
-        return (None, None) if proof is None else (found, proof)
+            proof, prices = self._proof(parts, there), there
+        return (None, None) if proof is None else (parts, proof)
 
     def _bought(self, prices: Floats) -> Floats:
         """[option] whether it is the best of its job at these prices."""
         left = self._left(prices)
         best = self._best(left)
-        found: Floats = ((left > 0) & (left == best[self._options.jobs])).astype(np.float64)
-        return found
+        parts: Floats = ((left > 0) & (left == best[self._options.jobs])).astype(np.float64)
+        return parts
 
     def _within(self, prices: Floats) -> Ints:
         """Options that are best for their job at prices that differ from these by :data:`_WIDTH` at most."""
@@ -524,25 +526,25 @@ class _Program:
 
     def _left(self, prices: Floats) -> Floats:
         """[option] the gain less what its GPUs cost."""
-        found: Floats = self._gains - prices[self._options.types] * self._options.gpus
-        return found
+        left: Floats = self._gains - prices[self._options.types] * self._options.gpus
+        return left
 
     def _best(self, left: Floats) -> Floats:
         """[job] the most of its options, or of none."""
-        found = np.zeros(self._jobs)
-        np.maximum.at(found, self._options.jobs, left)
-        return found
+        best = np.zeros(self._jobs)
+        np.maximum.at(best, self._options.jobs, left)
+        return best
 
-    def _proof(self, found: Floats, prices: Floats) -> Floats | None:
+    def _proof(self, solution: Floats, prices: Floats) -> Floats | None:
         """Prices close to these that prove a basic solution to be the only best one; None if none are found.
 
         At them each option with a part is clearly better than all others of its job, and than none; those
         among which a job is divided are equal. GPUs that are left over cost nothing, others something.
         """
         options, none = self._options, len(self._gains)
-        own = np.flatnonzero(found > _PART)
-        used = np.bincount(options.types[own], options.gpus[own] * found[own], len(self._gpus))
-        parts = np.bincount(options.jobs[own], found[own], self._jobs)
+        own = np.flatnonzero(solution > _PART)
+        used = np.bincount(options.types[own], options.gpus[own] * solution[own], len(self._gpus))
+        parts = np.bincount(options.jobs[own], solution[own], self._jobs)
         if (used > self._gpus + _PART).any() or (parts > 1 + _PART).any():
             return None
         first = np.full(self._jobs, none)
@@ -554,7 +556,7 @@ class _Program:
         tight = used >= self._gpus - _PART
         along = np.diag(tight.astype(np.float64))
         if equal:
-            if not self._is_settled(found, others):
+            if not self._is_settled(solution, others):
                 return None
             ties = np.array([self._slope(one) - self._slope(other) for one, other in equal]) @ along
             along -= np.linalg.pinv(ties) @ ties
@@ -579,17 +581,17 @@ class _Program:
 
     def _slope(self, option: int) -> Floats:
         """[type] how what an option leaves changes with the prices of GPUs; of none not at all."""
-        found = np.zeros(len(self._gpus))
+        slope = np.zeros(len(self._gpus))
         if option < len(self._gains):
-            found[self._options.types[option]] = -self._options.gpus[option]
-        return found
+            slope[self._options.types[option]] = -self._options.gpus[option]
+        return slope
 
-    def _is_settled(self, found: Floats, others: Ints) -> bool:
+    def _is_settled(self, solution: Floats, others: Ints) -> bool:
         """Whether of each job that is divided it is clear which types have most."""
         if len(self._gpus) < 2 or not len(others):
             return True
         parts = np.zeros((self._jobs, len(self._gpus)))
-        np.add.at(parts, (self._options.jobs, self._options.types), found)
+        np.add.at(parts, (self._options.jobs, self._options.types), solution)
         divided = parts[self._options.jobs[others]]
         return bool((_has_most(divided, _PART / 2) == _has_most(divided, _PART * 2)).all())
 
@@ -614,8 +616,8 @@ class _Program:
             method="highs-ds",
             options={"presolve": len(some) == len(self._gains)},  # of few it takes longer than it saves
         )
-        found = np.zeros(len(self._gains))
+        solution = np.zeros(len(self._gains))
         if solved.x is None:
-            return found, None
-        found[some] = solved.x
-        return found, -solved.ineqlin.marginals[self._jobs :]
+            return solution, None
+        solution[some] = solved.x
+        return solution, -solved.ineqlin.marginals[self._jobs :]

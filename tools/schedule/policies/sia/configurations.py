@@ -73,16 +73,16 @@ class GpuType:
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
         """The first counts all GPUs; others follow where multiples of a size leave some out."""
-        found = [Limit(1, self.gpus, self.node_gpus)]
+        limits = [Limit(1, self.gpus, self.node_gpus)]
         for power in range(1, self.node_gpus.bit_length()):
             size = 1 << power
             room = sum(node.gpus - node.gpus % size for node in self.nodes)
             if room < self.gpus:
-                found.append(Limit(size, room, self.node_gpus - self.node_gpus % size))
+                limits.append(Limit(size, room, self.node_gpus - self.node_gpus % size))
         room = self.whole_nodes * self.node_gpus
         if room < self.gpus:
-            found.append(Limit(self.node_gpus, room, self.node_gpus))
-        return tuple(found)
+            limits.append(Limit(self.node_gpus, room, self.node_gpus))
+        return tuple(limits)
 
     def counted(self, chosen: Configuration, limit: Limit) -> int:
         """What a configuration takes of a limit, in GPUs."""
@@ -99,9 +99,9 @@ class GpuType:
 
         If none of the configurations suits it, its least size, if the type has as many GPUs.
         """
-        found = tuple(one for one in self.configurations if one.gpus in sizes and self._holds(one, each))
-        if found or not sizes or sizes[0] > self.gpus:
-            return found
+        allowed = tuple(one for one in self.configurations if one.gpus in sizes and self._holds(one, each))
+        if allowed or not sizes or sizes[0] > self.gpus:
+            return allowed
         return (Configuration(-(-sizes[0] // self.node_gpus), sizes[0], self.name, listed=False),)
 
     def _holds(self, one: Configuration, each: int) -> bool:
@@ -112,11 +112,11 @@ class GpuType:
 
 def gpu_types(nodes: Iterable[NodeState]) -> dict[str, GpuType]:
     """Types with nodes that are up and have GPUs, in order of the first node of each."""
-    found: dict[str, list[NodeState]] = {}
+    nodes_by_type: dict[str, list[NodeState]] = {}
     for node in nodes:
         if node.up and node.gpus:
-            found.setdefault(node.gpu_type, []).append(node)
-    return {name: GpuType(name, tuple(members)) for name, members in found.items()}
+            nodes_by_type.setdefault(node.gpu_type, []).append(node)
+    return {name: GpuType(name, tuple(members)) for name, members in nodes_by_type.items()}
 
 
 def held_configuration(job: JobState) -> Configuration:
@@ -172,11 +172,11 @@ def place(kind: GpuType, seats: Sequence[Seat]) -> dict[str, NodeGpus]:
     heapify(queue)
     while queue:
         _, seat = heappop(queue)
-        evicted, found = room.choose(seat)
+        evicted, nodes = room.choose(seat)
         for left in evicted:
             heappush(queue, (turn(left), left))
-        if found:
-            room.take(seat, found)
+        if nodes:
+            room.take(seat, nodes)
     return room.places
 
 
@@ -230,14 +230,14 @@ class _Room:
 
     def _leaving(self, name: str, each: int, seat: Seat) -> list[Seat]:
         """The smallest jobs of a node, as many as make room; all smaller ones if that does not."""
-        found: list[Seat] = []
+        leaving: list[Seat] = []
         free = self.free[name]
         for other in sorted(self._sitting[name], key=lambda other: other.rank):
             if free >= each or other.rank >= seat.rank:
                 break
             free += dict(self.places[other.job_id])[name]
-            found.append(other)
-        return found
+            leaving.append(other)
+        return leaving
 
     def _evict(self, leaving: Iterable[Seat]) -> list[Seat]:
         evicted = list({seat.job_id: seat for seat in leaving}.values())

@@ -123,12 +123,12 @@ class JobGoodputs:
         return known
 
     def _fits(self, job: JobState) -> dict[str, Fit]:
-        found = {}
+        fits = {}
         for gpu_type in self.speeds.gpu_types:
             seen = (*self._profiled(job, gpu_type), *job.observations_on(gpu_type))
             if seen:
-                found[gpu_type] = fit(seen, job.per_replica)
-        return found
+                fits[gpu_type] = fit(seen, job.per_replica)
+        return fits
 
     def _profiled(self, job: JobState, gpu_type: str) -> Sequence[Observation]:
         """One replica at the batches that were measured, as the profile knows them."""
@@ -167,10 +167,10 @@ class JobGoodputs:
         if made is None or made[0] != key:
             if self._knowledge == "profile":
                 what = ("sia", offered, limits)
-                found = self.speeds.of_kind(job, what, lambda: self._from_profile(job, kind, key))
+                candidates = self.speeds.of_kind(job, what, lambda: self._from_profile(job, kind, key))
             else:
-                found = self._from_fits(asked, kind, key)
-            made = known.candidates[kind.name] = (key, found)
+                candidates = self._from_fits(asked, kind, key)
+            made = known.candidates[kind.name] = (key, candidates)
         return made[1]
 
     def _from_profile(self, job: JobState, kind: GpuType, key: _Key) -> BatchCandidates:
@@ -183,7 +183,7 @@ class JobGoodputs:
 
     def _from_fits(self, asked: _Asked, kind: GpuType, key: _Key) -> BatchCandidates:
         job, source = asked.job, self._source(asked, kind)
-        found = asked.known.fits.get(source.name)
+        type_fit = asked.known.fits.get(source.name)
         runs = np.array(self._runs(job, kind, key.offered))[None, :, None]
         gpus = np.array([one.gpus for one in key.offered], dtype=np.int64)
         if source is kind:
@@ -191,7 +191,7 @@ class JobGoodputs:
         else:
             several = (gpus > source.node_gpus)[None]
             ratio = self._alone(job, kind.name) / self._alone(job, source.name)
-        made = fit_at(found, key.limits, several, gpus, lone_accumulates=self._lone_accumulates)
+        made = fit_at(type_fit, key.limits, several, gpus, lone_accumulates=self._lone_accumulates)
         return BatchCandidates(made.batches, np.where(runs, made.samples_per_second * ratio, 0.0))
 
     def _source(self, asked: _Asked, kind: GpuType) -> GpuType:

@@ -342,10 +342,10 @@ def _solve(
     matrix: Any = csr_array((values, (rows, columns)), shape=(len(most), len(terms)))
     costs = np.array([term.cost for term in terms])
     whole = np.ones(len(terms), dtype=np.int64)
-    found = solved(costs, matrix, -np.inf, np.array(most), whole=whole, mip_rel_gap=_GAP)
-    if found.x is None:
+    solution = solved(costs, matrix, -np.inf, np.array(most), whole=whole, mip_rel_gap=_GAP)
+    if solution.x is None:
         return []
-    return [(terms[n].number, terms[n].column) for n in np.flatnonzero(found.x > _HALF).tolist()]
+    return [(terms[n].number, terms[n].column) for n in np.flatnonzero(solution.x > _HALF).tolist()]
 
 
 def _places(
@@ -358,11 +358,11 @@ def _places(
             one = each.row.configurations[column]
             held = each.job.placement if one == each.held else ()
             seats[one.gpu_type].append(Seat(each.job.id, one, held, each.job.per_replica))
-    found: dict[str, NodeGpus] = {}
+    places: dict[str, NodeGpus] = {}
     for name, members in seats.items():
         if members:
-            found |= place(types[name], members)
-    return found
+            places |= place(types[name], members)
+    return places
 
 
 def _explanation(each: Candidate, column: int | None) -> Explanation:

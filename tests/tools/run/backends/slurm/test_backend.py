@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import sys
 from types import SimpleNamespace
 
 import psutil
@@ -11,8 +10,7 @@ import pytest
 
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
-from pliant.tools.run.backends.slurm import units
-from pliant.tools.run.backends.slurm.commands import Controller, job_name, lease_prefix
+from pliant.tools.run.backends.slurm.commands import Controller, lease_prefix
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import JobLauncher, Launcher, ended, slurm_nodes
 from tests.tools.run.site import until
@@ -156,15 +154,6 @@ def test_a_daemon_that_dies_harms_nothing(launcher: Launcher, live: SlurmCluster
     assert (launcher.dirs.path / "runs").read_text() == "run\n"
 
 
-def test_a_step_that_does_not_start_is_tried_again(launcher: Launcher, monkeypatch) -> None:
-    monkeypatch.setattr(units, "AGAIN_S", 0.01)
-    monkeypatch.setattr(sys, "executable", "/bin/not-there")
-    job = launcher.start("a", ("n0", WAITS))
-    assert launcher.until(job, ended) == (UnitStatus("exited", 1),)
-    assert "No such file or directory" in job.files.launcher_log(0).read_text()
-    assert job.files.logs.joinpath("srun-0.log").read_text().count("exit code 2") == units.TRIES
-
-
 def test_units_run_with_own_gpus_and_leave_their_exit_codes(jobs: JobLauncher) -> None:
     on_gpus = JobLauncher(jobs.slurm, jobs.folder.parent, "gpu")
     facts = '"$CUDA_VISIBLE_DEVICES $PLIANT_ADDRESS ${SLURM_JOB_ID-none}"'
@@ -181,20 +170,6 @@ def test_units_run_with_own_gpus_and_leave_their_exit_codes(jobs: JobLauncher) -
     assert on_gpus.backend.release() == 0
 
 
-def test_what_waits_in_the_queue_is_cancelled_at_once(jobs: JobLauncher) -> None:
-    jobs.slurm.command("sbatch", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "exec sleep 600")
-    until(lambda: "RUNNING" in jobs.queue().values())
-    handle = jobs.start("echo > began")
-    name = job_name(handle, jobs.dirs.path)
-    jobs.until(handle, lambda result: jobs.queue().get(name) == "PENDING")
-    (status,) = jobs.poll(handle)
-    assert (status.state, status.queued) == ("running", True)
-    jobs.backend.stop(handle, "term")
-    assert jobs.poll(handle) == (UnitStatus("exited", -15),)
-    until(lambda: (jobs.poll(handle), name not in jobs.queue())[1])
-    assert not (jobs.folder / "began").exists()
-
-
 def test_another_process_takes_over_what_waits_and_what_runs(jobs: JobLauncher) -> None:
     handle = jobs.start(TRAPS)
     second = jobs.again()
@@ -204,18 +179,6 @@ def test_another_process_takes_over_what_waits_and_what_runs(jobs: JobLauncher) 
     assert third.poll(handle) == (UnitStatus("running"),)
     third.backend.stop(handle, "term")
     assert third.until(handle, ended) == (UnitStatus("exited", 7),)
-
-
-def test_one_unit_or_all_of_them_may_be_killed(jobs: JobLauncher) -> None:
-    handle = jobs.start("trap '' TERM; echo > began; while :; do sleep 0.05; done", "sleep 600")
-    jobs.until_file("began", handle)
-    jobs.backend.stop(handle, "kill", [1])
-    result = jobs.until(handle, lambda result: result[1].state != "running")
-    assert (result[0].state, result[1]) == ("running", UnitStatus("exited", -9))
-    jobs.backend.stop(handle, "term")
-    jobs.backend.stop(handle, "kill")
-    assert {status.state for status in jobs.until(handle, ended)} <= {"exited", "lost"}
-    until(lambda: (jobs.poll(handle), jobs.queue() == {})[1])
 
 
 def test_no_name_of_a_job_lists_another_job(live: SlurmCluster) -> None:
