@@ -13,7 +13,7 @@ import time
 import tty
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
@@ -23,7 +23,7 @@ from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import LINES, is_screen, note, nothing_comes_in, out_text, reader_left, width_for
 from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
 from pliant.schemas.errors import UsageError
-from pliant.schemas.text import did_you_mean, harmless
+from pliant.schemas.text import counted, did_you_mean, harmless
 
 if TYPE_CHECKING:
     from pliant.tools.run.door.asking import Looking
@@ -157,6 +157,9 @@ class Keys:
         return ""
 
 
+_DAY_S: Final = 86_400.0
+
+
 def status(
     job: Annotated[
         str | None, typer.Argument(help="Describe this job.", show_default="a line for each job")
@@ -200,6 +203,9 @@ def status(
             show_default=False,
         ),
     ] = None,
+    every_job: Annotated[
+        bool, typer.Option("--all", help="Also jobs that ended more than a day before the last event.")
+    ] = False,
     columns: Annotated[
         str | None,
         typer.Option(
@@ -226,8 +232,9 @@ def status(
 
     For each job: state, GPUs and global batch, progress, until when (at its
     measured speed), and why. For one job also its history and its last error
-    lines. Lines are broken on a terminal alone. With -f json the jobs have all
-    fields, or those that --columns names.
+    lines. Without options that choose jobs, those that ended more than a day
+    before the last event are left out. Lines are broken on a terminal alone.
+    With -f json all jobs have all fields, or those that --columns names.
 
     \b
     Examples:
@@ -249,7 +256,8 @@ def status(
         from pliant.tools.run.door.asking import looking, meant
 
         one = None if job is None else meant(directory, job)
-        return _Page(looking(directory), directory, one, chosen, shown, sort, explain=explain)
+        recent = not (user or team or only or pattern or every_job)
+        return _Page(looking(directory), directory, one, chosen, shown, sort, explain=explain, recent=recent)
 
     if not watch:
         with garbage_collection_paused(to_the_end=True):
@@ -327,6 +335,8 @@ class _Page:
     """None: the usual ones."""
     sort: str
     explain: bool
+    recent: bool
+    """Jobs that ended more than a day before the last event are left out of tables."""
     _history: tuple[float, list[Happened]] = (-1.0, [])
     """The time of the log's last event, and what had happened to the job by then."""
 
@@ -338,13 +348,19 @@ class _Page:
         from pliant.tools.run.watch.screen import status_text, teams_text
 
         if self.job is None:
+            since_s = found.log.last_s - _DAY_S
             table = status_text(
                 *(found, now_s, width),
                 explain=self.explain,
-                only=self.only,
+                only=replace(self.only, ended_after_s=since_s) if self.recent else self.only,
                 columns=self.columns,
                 sort=self.sort,
             )
+            old = [
+                job for job in found.log.jobs.values() if job.ended_s is not None and job.ended_s < since_s
+            ]
+            if self.recent and old:
+                table += f"{counted(len(old), 'job')} ended more than a day before: --all\n"
             teams = teams_text(found.teams, width)
             return f"{teams}\n{table}" if teams else table
         job = self._one(self.job, found, now_s)

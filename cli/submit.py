@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -275,9 +275,19 @@ def submit(
         str | None,
         typer.Option(
             "--array",
-            metavar="0-9[%4]",
-            help="Of a script: a job for each number, NAME-0 to NAME-9, at most 4 of them at a time.",
+            metavar="0-9[%4]|@FILE",
+            help="Of a script: a job for each number, NAME-0 to NAME-9, at most 4 of them at a time; or for "
+            "each line of a file.",
             show_default=False,
+        ),
+    ] = None,
+    max_failures: Annotated[
+        int | None,
+        typer.Option(
+            "--max-failures",
+            min=0,
+            help="Of an array: once more of its jobs have failed, the others are cancelled.",
+            show_default="none is",
         ),
     ] = None,
     after: Annotated[
@@ -349,7 +359,7 @@ def submit(
 
     WHEN is seconds from now, a time like +2h, a time of day like 22:00, or a
     date like 2026-03-01T08:30. A job of an array finds its number in
-    PLIANT_ARRAY_INDEX.
+    PLIANT_ARRAY_INDEX, and its line of a file in PLIANT_ARRAY_LINE.
 
     Example: pliant submit jobs.jsonl --state live
 
@@ -379,7 +389,9 @@ def submit(
     fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
     if script is not None and script.command:
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
-        numbers = None if array is None else numbers_of(array)
+        if max_failures is not None and array is None:
+            raise UsageError("--max-failures is about an array: give --array, too")
+        numbers = None if array is None else numbers_of(array, max_failures)
         found = of_script(script.command, fields, directory, numbers, dry_run=dry_run)
     else:
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
@@ -626,6 +638,7 @@ def _sizes(gpus: str) -> dict[str, Any]:
 
 
 _MOST_IN_ARRAY: Final = 10_000
+_ARRAY_LINE: Final = "PLIANT_ARRAY_LINE"
 _RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _AWAITED: Final[dict[str, Awaited]] = {"": "ok", "ok": "ok", "any": "any", "failed": "failed"}
 
@@ -637,34 +650,65 @@ class _ArrayNumbers:
     numbers: Sequence[int]
     limit: int | None
     """How many of its jobs hold GPUs at a time; None: all of them."""
+    lines: Mapping[int, str] = field(default_factory=dict)
+    """What its jobs find in ``PLIANT_ARRAY_LINE``, by number."""
+    max_failures: int | None = None
 
     def jobs(self, fields: dict[str, Any]) -> list[dict[str, Any]]:
         """The fields of all jobs of the array, from those that they share."""
         name = fields["id"]
-        own = {"name": name} if self.limit is None else {"name": name, "limit": self.limit}
+        shared = {"name": name, "limit": self.limit, "max_failures": self.max_failures}
+        own = {field: value for field, value in shared.items() if value is not None}
         return [
-            {**fields, "id": f"{name}-{number}", "array": {**own, "index": number}} for number in self.numbers
+            {
+                **fields,
+                **({"env": {_ARRAY_LINE: self.lines[number]}} if self.lines else {}),
+                "id": f"{name}-{number}",
+                "array": {**own, "index": number},
+            }
+            for number in self.numbers
         ]
 
 
-def numbers_of(text: str) -> _ArrayNumbers:
-    """``0-9``, ``1,3,7-9``, ``0-90:10``, each with ``%LIMIT`` behind it.
+def numbers_of(text: str, max_failures: int | None = None) -> _ArrayNumbers:
+    """``0-9``, ``1,3,7-9``, ``0-90:10``, or ``@FILE`` for its lines, each with ``%LIMIT`` behind it.
 
     :raises UsageError: it is something else, or too long.
     """
-    listed, limited, most = text.partition("%")
+    listed, limited, most = text.rpartition("%") if "%" in text else (text, "", "")
     numbers: dict[int, None] = {}
+    lines: dict[int, str] = {}
     good = not limited or (most.isascii() and most.isdigit() and len(most) < 9 and int(most) > 0)
-    for part in listed.split(","):
-        found = _RANGE.fullmatch(part)
-        span = range(0) if found is None else _span(found)
-        good &= bool(span)
-        numbers |= dict.fromkeys(span[: _MOST_IN_ARRAY + 1])
+    if listed.startswith("@"):
+        lines = _lines_of(listed[1:])
+        numbers |= dict.fromkeys(lines)
+    else:
+        for part in listed.split(","):
+            found = _RANGE.fullmatch(part)
+            span = range(0) if found is None else _span(found)
+            good &= bool(span)
+            numbers |= dict.fromkeys(span[: _MOST_IN_ARRAY + 1])
     if not good:
-        raise UsageError(f"--array {text}: expected numbers, as 0-9, 1,3,5 or 0-90:10, and a limit, as 0-9%4")
+        expected = "expected numbers, as 0-9, 1,3,5 or 0-90:10, or the lines of a file, as @FILE, and a limit"
+        raise UsageError(f"--array {text}: {expected}, as 0-9%4")
     if len(numbers) > _MOST_IN_ARRAY:
         raise UsageError(f"--array {text}: has more than {_MOST_IN_ARRAY:,} jobs")
-    return _ArrayNumbers(tuple(numbers), int(most) if limited else None)
+    return _ArrayNumbers(tuple(numbers), int(most) if limited else None, lines, max_failures)
+
+
+def _lines_of(path: str) -> dict[int, str]:
+    """The lines of a file that are not blank, by number from 1 on.
+
+    :raises BadInputError: there is none.
+    """
+    from pliant.schemas.file_io.files import read_bytes
+    from pliant.schemas.file_io.limits import ROWS_BYTES
+
+    text = read_bytes(path, most=ROWS_BYTES).decode(errors="surrogateescape")
+    found = {number: line for number, line in enumerate(text.splitlines(), 1) if line.strip()}
+    if not found:
+        raise BadInputError.one(path, "has no lines, expected one for each job of the array")
+    return found
 
 
 def _span(found: re.Match[str]) -> range:

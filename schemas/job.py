@@ -382,6 +382,8 @@ class ArrayPlace(Record):
     """The number; the workers find it in ``PLIANT_ARRAY_INDEX``."""
     limit: GpuCount | None = None
     """The most jobs of the array that are given GPUs at a time. Default: all of them."""
+    max_failures: NonNegativeInt | None = None
+    """Once more of its jobs have failed, the others are cancelled. Default: none is."""
 
 
 class Job(Record):

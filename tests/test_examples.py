@@ -136,6 +136,9 @@ SLURM = "on-slurm"
 BATCHES = "--batches 512,1024 "
 
 
+FIRST_HOUR = "../first-hour"
+
+
 def follow(name: str, folder: Path) -> None:
     """Few steps are measured, and no quiet machine is waited for."""
     text = (TUTORIALS / f"{name}.md").read_text()
@@ -153,7 +156,7 @@ def test_a_tutorial_that_only_simulates(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", TRAIN)
+@pytest.mark.parametrize("name", [*TRAIN, FIRST_HOUR])
 def test_a_tutorial_that_trains(name: str, tmp_path: Path) -> None:
     follow(name, tmp_path)
 

@@ -205,6 +205,17 @@ def test_arrays_and_files_of_jobs_with_times_and_a_hold(here: Path) -> None:
     assert (result.utility.shape, result.utility.target, result.hold) == ("step", pytest.approx(36000), True)
 
 
+def test_an_array_of_lines_and_its_limit_of_failures(here: Path) -> None:
+    (here / "lines.txt").write_text("lr=1\n\n lr=2 x\n")
+    options = ("--array", "@lines.txt%1", "--max-failures", "0", "--env", "A=1", "--name", "s")
+    assert call("submit", "train.py", *options, "--state", "live").stdout.split() == ["s-1", "s-3"]
+    last = submitted(here)["s-3"]
+    assert (last.env["PLIANT_ARRAY_LINE"], last.env["A"]) == (" lr=2 x", "1")
+    assert last.array == ArrayPlace(name="s", index=3, limit=1, max_failures=0)
+    assert call("submit", "train.py", "--max-failures", "0", "--state", "live").exit_code == 2
+    assert call("submit", "train.py", "--array", "@gone", "--state", "live").exit_code == 3
+
+
 def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
@@ -323,3 +334,14 @@ def test_a_dry_run_refuses_and_may_have_no_prediction(here: Path):
     submit(here / "empty", [job("a", command=("train.py",))], "jobs", folder=here, now_s=0.0)
     none = call("whatif", "--state", "empty", "--add-nodes", "1")
     assert (none.exit_code, "there is nothing to predict from" in none.stderr) == (2, True)
+
+
+def test_status_leaves_out_what_ended_a_day_before_unless_it_is_asked_for(here: Path) -> None:
+    state = str(live_state(here / "st", a_queue(2, (100.0, 90_000.0)), cluster(4), lasted_s=100_000.0))
+    usual, every = (call("status", "--state", state, *more).stdout for more in ((), ("--all",)))
+    assert ("j0" in usual, "j1" in usual, "1 job ended more than a day before: --all" in usual) == (
+        *(False, True, True),
+    )
+    assert ("j0" in every, "--all" in every) == (True, False)
+    for chosen in (("-f", "json"), ("--state-is", "finished"), ("--job", "j*")):
+        assert "j0" in call("status", "--state", state, *chosen).stdout

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
-from pliant.schemas.checks import Constraint, amount_text
+from pliant.schemas.checks import Constraint, amount_text, fitting
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import Column, counted, fitted, in_gpus, listed, span_text, text_table, when_text
 from pliant.tools.schedule.jobs import JobState, Phase
@@ -68,6 +68,7 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
     rigid = session.policy.elasticity == "none"
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
     commands = session.commands
+    plain |= {job_id: _on_cpus(session.jobs[job_id], session) for job_id in commands.on_cpus}
     bound = {
         job_id: Explanation(f"goes on until it ends on {name}, which is drained")
         for job_id, name in commands.bound.items()
@@ -78,10 +79,21 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
     return plain | bound | waiting | held
 
 
+def _on_cpus(job: JobState, session: Session) -> Explanation:
+    """Of a job that needs no GPU."""
+    if job.gpus:
+        return Explanation("runs without a GPU")
+    demand, where = job.spec.resources.worker, session.capacities.constraint_of(job.spec)
+    nodes = [node for node in session.nodes if where is None or where.allows(node)]
+    able = [node for node in nodes if fitting(node.capacities, demand, 1)]
+    needs = " and ".join(amount_text(*each) for each in sorted(demand.items()))
+    if able and not any(node.up for node in able):
+        names = listed([node.name for node in able])
+        return Explanation(f"waits for a node with {needs}, those that have as much are down: {names}")
+    return Explanation(f"waits for a node with {needs} to spare")
+
+
 def _plain(job: JobState, *, rigid: bool) -> Explanation:
-    if not job.requested:
-        needs = " and ".join(amount_text(*each) for each in sorted(job.spec.resources.worker.items()))
-        return Explanation("runs without a GPU" if job.gpus else f"waits for a node with {needs} to spare")
     if job.gpus:
         return Explanation(f"runs on {in_gpus(job.gpus)}")
     again = "again " if job.phase is Phase.PREEMPTED else ""

@@ -106,6 +106,9 @@ def test_what_keeps_them_from_running_is_said(golden_text) -> None:
         session.submit(prepare(name, 4), float(at))
     session.decide(4.0)
     lines += [f"{name}: {why.reason}" for name, why in explanations(session, 4.0).items()]
+    for name in ("gpus", "cores"):
+        session.node_down(name, 5.0)
+    lines.append(explanations(session, 5.0)["d"].reason)
     golden_text("\n".join(lines))
 
 

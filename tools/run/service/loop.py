@@ -56,7 +56,7 @@ from pliant.tools.run.statedir.log.events import (
     release_event,
     timeout_event,
 )
-from pliant.tools.run.statedir.log.fold import hopeless_jobs
+from pliant.tools.run.statedir.log.fold import hopeless_jobs, jobs_of_spent_arrays
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
 from pliant.tools.run.statedir.state import ScheduleFile, Sink, State
 from pliant.tools.schedule.decide import Question
@@ -235,6 +235,7 @@ class Loop:
         self._see_nodes()
         self._record(self.executor.look(), 0.0)
         self._end_overdue_jobs()
+        self._end_spent_arrays()
         self._cancel_hopeless()
         now = self._looked_s = self.clock()
         here = self._arrivals.arrive({allocation.job for allocation in found.allocations})
@@ -258,6 +259,8 @@ class Loop:
         happened |= self._look_for_idle_jobs()
         happened |= self._look_for_stragglers()
         happened |= self._record(self.executor.tick(), since_s)
+        if happened:
+            self._end_spent_arrays()
         if self._decisions is None and happened:
             self._cancel_hopeless()
         if self._decisions is None or self.drained:
@@ -356,6 +359,16 @@ class Loop:
                 self.session.end(job_id, self._now(), "failed")
             self._stop(job_id)
         return bool(found)
+
+    def _end_spent_arrays(self) -> None:
+        """Cancel what is left of arrays of which too many jobs have failed."""
+        found = jobs_of_spent_arrays(self.state.log)
+        now = self.clock()
+        self.state.record(cancel_event(job_id, now, reason) for job_id, reason in found.items())
+        for job_id in found:
+            if job_id in self.session.jobs:
+                self.session.end(job_id, self._now(), "cancelled")
+            self._stop(job_id)
 
     def _look_for_idle_jobs(self) -> bool:
         """Warn of jobs that hardly use their slots, shrink or end them; returns whether any was changed."""

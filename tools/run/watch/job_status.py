@@ -121,6 +121,8 @@ class JobFilter:
     teams: frozenset[str] = frozenset()
     patterns: frozenset[str] = frozenset()
     """Of ids, as shells have them: ``sweep-*``."""
+    ended_after_s: float = -inf
+    """Jobs that ended earlier (UTC) are left out."""
 
     def of(self, jobs: Iterable[JobStatus]) -> list[JobStatus]:
         return [
@@ -130,6 +132,7 @@ class JobFilter:
             and (not self.states or job.state in self.states)
             and (not self.teams or job.team in self.teams)
             and (not self.patterns or any(fnmatchcase(job.id, pattern) for pattern in self.patterns))
+            and (job.log.ended_s is None or job.log.ended_s >= self.ended_after_s)
         ]
 
 

@@ -64,7 +64,7 @@ from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, RESCA
 from pliant.schemas.job import Job, updated
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
-from pliant.schemas.text import EPOCH_LIKE_S, span_text
+from pliant.schemas.text import EPOCH_LIKE_S, counted, span_text
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.failures import (
     CHECKPOINT_S,
@@ -693,6 +693,29 @@ def hopeless_jobs(log: RunLog) -> dict[str, str]:
     """Active jobs that were to start after jobs which have not finished, and the reason of each."""
     waits = ((job_id, awaited(job.job, log)) for job_id, job in log.active.items() if not job.gpus)
     return {job_id: wait.words for job_id, wait in waits if wait is not None and wait.is_hopeless}
+
+
+def jobs_of_spent_arrays(log: RunLog) -> dict[str, str]:
+    """Active jobs of arrays of which more jobs have failed than they allow, and the reason of each."""
+    limited = {
+        (job.array.name, job.submit_time): job.array.max_failures
+        for job in (each.job for each in log.active.values())
+        if job.array is not None and job.array.max_failures is not None
+    }
+    if not limited:
+        return {}
+    places = {
+        job_id: (each.job.array.name, each.job.submit_time)
+        for job_id, each in log.jobs.items()
+        if each.job.array is not None
+    }
+    failed = Counter(place for job_id, place in places.items() if log.jobs[job_id].phase == "failed")
+    spent = {place for place, most in limited.items() if failed[place] > most}
+    return {
+        job_id: f"{counted(failed[place], 'job')} of array {place[0]} failed, {limited[place]} are allowed"
+        for job_id, place in places.items()
+        if place in spent and job_id in log.active
+    }
 
 
 def _outcome(job_id: str, log: RunLog) -> End | None:

@@ -7,6 +7,7 @@ import pytest
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import EventWriter, event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns, read_events
+from pliant.schemas.job import ArrayPlace
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.profile.throughput import CurveThroughput
@@ -31,7 +32,7 @@ from pliant.tools.run.statedir.log.events import (
     run_event,
     submit_event,
 )
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog, allocation_of, fold
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog, allocation_of, fold, jobs_of_spent_arrays
 from pliant.tools.run.statedir.log.worker_reports import Reports, Tail, refined, reported, with_progress
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.screen import status_text
@@ -620,3 +621,24 @@ def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
         known.died("b", slot)
         known.died("a", slot)
     assert known.wait_s("a", ["n0/3"]) is None
+
+
+def test_an_array_is_spent_once_more_of_its_jobs_have_failed_than_it_allows() -> None:
+    """Those of another array of that name, which was submitted at another time, do not count."""
+
+    def array(at_s: float, most: int | None) -> list[Event]:
+        jobs = [
+            job(f"{at_s:.0f}-{index}", at=at_s).model_copy(
+                update={"array": ArrayPlace(name="s", index=index, max_failures=most)}
+            )
+            for index in range(4)
+        ]
+        return [submit_event(each, at_s) for each in jobs]
+
+    known = fold([*array(5.0, None), *array(9.0, 1)])
+    for at_s, job_id in enumerate(("5-0", "5-1", "9-0"), 10):
+        known.add(Event(float(at_s), "fail", job_id))
+        assert jobs_of_spent_arrays(known) == {}
+    known.add(Event(20.0, "fail", "9-2"))
+    reason = "2 jobs of array s failed, 1 are allowed"
+    assert jobs_of_spent_arrays(known) == {"9-1": reason, "9-3": reason}

@@ -145,3 +145,19 @@ def test_broken_rules_are_seen_and_estimates_have_a_beginning() -> None:
     assert [row for row in plan.ps.sum(axis=1).tolist() if row] == [1] * int((plan.sizes() > 0).sum())
     assert broken_rules(servers, [(bid, plan)], 4) == []
     assert broken_rules(servers, [(bid, replace(plan, ps=0 * plan.ps))], 4)
+
+
+def test_a_market_priced_again_has_the_same_commitments() -> None:
+    """To the last bit, in whatever order jobs came; sums that may be rounded are not exact."""
+    jobs = [job("a", 4, 100.0), job("b", 3, 50.0), job("c", 2, 70.0)]
+    market, again = market_for(jobs[0]), market_for(*jobs)
+    plans = [(bid, plan) for bid in jobs if (plan := market.offer(bid)[1]) is not None]
+    assert len(plans) > 1
+    for bid, plan in reversed(plans):
+        again.commit(bid, plan)
+    market.price_again(again.bounds)
+    assert market.is_exact
+    assert market.workers.used.tobytes() == again.workers.used.tobytes()
+    assert market.workers.prices.tobytes() == again.workers.prices.tobytes()
+    market.commit(replace(jobs[0], worker=jobs[0].worker * 0.1), plans[0][1])
+    assert not market.is_exact
