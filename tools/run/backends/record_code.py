@@ -108,7 +108,7 @@ def versions(python: str) -> tuple[str | None, str | None]:
         quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         try:  # in another folder, as modules of this one would be taken for Python's
             argv = [os.path.abspath(path), "-c", _VERSIONS]
-            text = subprocess.check_output(argv, cwd="/", timeout=WITHIN_S, **quiet)
+            text: bytes = subprocess.check_output(argv, cwd="/", timeout=WITHIN_S, **quiet)
         except (OSError, subprocess.SubprocessError):
             continue
         number, torch, *_ = [*text.decode(errors="replace").split("\n"), "", ""]
