@@ -162,7 +162,11 @@ _DAY_S: Final = 86_400.0
 
 def status(
     job: Annotated[
-        str | None, typer.Argument(help="Describe this job.", show_default="a line for each job")
+        str | None,
+        typer.Argument(
+            help="Describe this job; of an array, or a pattern like 'sweep-*': a line for each of its jobs.",
+            show_default="a line for each job",
+        ),
     ] = None,
     *,
     state: Annotated[
@@ -249,6 +253,8 @@ def status(
     directory = state_directory(state)
     if job is not None and (user or team or only or pattern or columns or sort):
         raise UsageError("options that choose or order jobs show a list of them: leave the job out")
+    if job is not None and (several := _several(directory, job)):
+        job, pattern = None, several
     chosen, shown = job_filter(user, team, only, pattern), _columns(columns)
     _check_sort(sort)
 
@@ -267,16 +273,29 @@ def status(
     _show(page(), every)
 
 
+def _several(state: Path, name: str) -> list[str]:
+    """The ids of an array, or a pattern of ids. Returns none for a job."""
+    from pliant.tools.run.door.asking import PATTERN, known_names
+
+    if PATTERN.search(name):
+        return [name]
+    known = known_names(state)
+    return [] if name in known.ids or name in known.newest else list(known.arrays.get(name, ()))
+
+
 def _names(given: list[str] | None) -> list[str]:
     return [name for part in given or () for name in part.split(",") if name]
 
 
 def job_filter(*given: list[str] | None) -> JobFilter:
     """Of users, teams, states and patterns of ids."""
+    from pliant.tools.run.statedir.directory import account_name
     from pliant.tools.run.watch.job_status import STATES, JobFilter
 
     users, teams, states, patterns = (frozenset(_names(each)) for each in given)
     _check("--state-is", sorted(states), STATES)
+    if users and account_name(os.geteuid()) in users:
+        users |= {""}  # jobs of a run of one account state none
     return JobFilter(users, states, teams, patterns)
 
 

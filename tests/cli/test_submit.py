@@ -14,7 +14,7 @@ from pliant.schemas.quantities import read_ahead
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.service.submitter import active_python
-from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.directory import StateDir, account_name
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.registry import make_policy
 from tests.builders import cluster, job
@@ -343,5 +343,7 @@ def test_status_leaves_out_what_ended_a_day_before_unless_it_is_asked_for(here: 
         *(False, True, True),
     )
     assert ("j0" in every, "--all" in every) == (True, False)
-    for chosen in (("-f", "json"), ("--state-is", "finished"), ("--job", "j*")):
+    me = account_name(os.geteuid())
+    for chosen in (("-f", "json"), ("--state-is", "finished"), ("--job", "j*"), ("j[01]",), ("--user", me)):
         assert "j0" in call("status", "--state", state, *chosen).stdout
+    assert "j0" not in call("status", "--state", state, "--user", "nobody").stdout

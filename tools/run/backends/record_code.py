@@ -105,13 +105,18 @@ def versions(python: str) -> tuple[str | None, str | None]:
     """Of Python and torch; ``python`` is a path, a name on PATH, or empty for what PATH has."""
     names = [python] if python else ["python3", "python"]
     for path in filter(None, map(shutil.which, names)):
-        quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         try:  # in another folder, as modules of this one would be taken for Python's
-            argv = [os.path.abspath(path), "-c", _VERSIONS]
-            text: bytes = subprocess.check_output(argv, cwd="/", timeout=WITHIN_S, **quiet)
+            text = subprocess.check_output(
+                [os.path.abspath(path), "-c", _VERSIONS],
+                cwd="/",
+                timeout=WITHIN_S,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         except (OSError, subprocess.SubprocessError):
             continue
-        number, torch, *_ = [*text.decode(errors="replace").split("\n"), "", ""]
+        words = [*text.decode(errors="replace").split("\n"), "", ""]
+        number, torch = words[:2]
         return number or None, torch or None
     return None, None
 

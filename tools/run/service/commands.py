@@ -23,7 +23,6 @@ from typing import Any, Final, Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
-from pliant.schemas.output_files import output_file
 from pliant.schemas.schedule import Cut
 from pliant.schemas.text import whole_number
 from pliant.tools.profile.torchrun.start import (
@@ -71,6 +70,7 @@ from pliant.tools.run.statedir.contract.plan import (
 )
 from pliant.tools.run.statedir.directory import account_name
 from pliant.tools.run.statedir.failures import CHECKPOINT_S
+from pliant.tools.run.statedir.output_paths import output_file
 
 _WORDS: Final = 32
 """Of a command that may name files of code: a variable has room for 131,072 bytes."""

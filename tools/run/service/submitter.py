@@ -15,9 +15,10 @@ from typing import Final
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import LONGEST_TEXT, Job
-from pliant.schemas.output_files import output_file, pattern_fault
+from pliant.schemas.output_files import pattern_fault
 from pliant.tools.profile.torchrun.start import child_environment, small_environment
 from pliant.tools.run.backends.contain import OF_HOST
+from pliant.tools.run.statedir.output_paths import output_file
 
 ALL: Final = "all"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

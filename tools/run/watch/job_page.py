@@ -19,7 +19,6 @@ from typing import Any, Final
 from pliant.schemas.checks import amount_text
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
-from pliant.schemas.output_files import output_file
 from pliant.schemas.text import (
     Column,
     between_text,
@@ -40,6 +39,7 @@ from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import LATEST, MOST_NAMES
 from pliant.tools.run.statedir.directory import StateDir, account_name
 from pliant.tools.run.statedir.log.fold import JobLog
+from pliant.tools.run.statedir.output_paths import output_file
 from pliant.tools.run.watch.attempt_code import CodeRecord, code_facts, code_fields
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.output import Shown, seen_of

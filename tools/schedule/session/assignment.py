@@ -97,7 +97,8 @@ def assign(
         try:
             places, without = _attempt(moving, jobs, world)
         except PlacementTakenError as taken:
-            if limits.next_s == math.inf and not in_part and demands is None:
+            picky = demands is not None or any(jobs[job_id].barred for job_id in targets)
+            if limits.next_s == math.inf and not in_part and not picky:
                 raise
             places, without = {}, taken.job_id
         if without is None:

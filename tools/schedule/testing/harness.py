@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
-from pliant.schemas.checks import constraint_of
+from pliant.schemas.checks import Capacities, constraint_of
 from pliant.schemas.cluster import ANY_TYPE, Cluster, Preemptible
 from pliant.schemas.errors import PliantError
 from pliant.schemas.job import Gpus, Job, updated
@@ -344,7 +344,9 @@ def check_ops(
     held = CheckedSession(make(), nodes)
     pool = jobs_for(held.session.policy, 200)
     pool = with_replicas(pool) if replicas else pool
-    pool = constrained(pool) if where else pool
+    if where:
+        room = Capacities(nodes.nodes).room
+        pool = [each for each in constrained(pool) if any(room(each).values())]
     pool = [each.model_copy(update={"user": users[at % len(users)]}) for at, each in enumerate(pool)]
     for op in ops:
         held.time_s += op.seconds

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from pliant.schemas.job import Job
-from pliant.schemas.output_files import output_file, pattern_fault
+from pliant.schemas.output_files import pattern_fault
+from pliant.tools.run.statedir.output_paths import output_file
 
 FIRST: dict[str, Any] = {"id": "sweep-3", "command": ["a.sh"], "workdir": "/w"}
 ARRAY = {"array": {"name": "sweep", "index": 3}}
