@@ -86,7 +86,7 @@ class Script:
         if not data.startswith(b"#!"):
             _check_json(data, "<stdin>")
             return cls("<stdin>", jobs=data)
-        text = data.decode(errors="surrogateescape")
+        text = utf8(data, "<stdin>")
         if text.partition("\n")[0].endswith("\r"):
             raise BadInputError.one("<stdin>", "its lines end as on Windows, in CR LF", line=1)
         interpreter = text.partition("\n")[0][2:].split()
@@ -122,6 +122,14 @@ class Script:
             )
         self.text = ""
         return found
+
+
+def utf8(data: bytes, source: str) -> str:
+    """:raises BadInputError: it is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise BadInputError.one(source, "is not UTF-8", line=data.count(b"\n", 0, error.start) + 1) from error
 
 
 def _check_json(data: bytes, source: str) -> None:

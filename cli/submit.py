@@ -17,7 +17,7 @@ import typer
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
 from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
-from pliant.cli.script import Script, stated_in
+from pliant.cli.script import Script, stated_in, utf8
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.text import EPOCH_LIKE_S, counted, similar
@@ -699,12 +699,12 @@ def numbers_of(text: str, max_failures: int | None = None) -> _ArrayNumbers:
 def _lines_of(path: str) -> dict[int, str]:
     """The lines of a file that are not blank, by number from 1 on.
 
-    :raises BadInputError: there is none.
+    :raises BadInputError: there is none, or it is not UTF-8.
     """
     from pliant.schemas.file_io.files import read_bytes
     from pliant.schemas.file_io.limits import ROWS_BYTES
 
-    text = read_bytes(path, most=ROWS_BYTES).decode(errors="surrogateescape")
+    text = utf8(read_bytes(path, most=ROWS_BYTES), path)
     found = {number: line for number, line in enumerate(text.splitlines(), 1) if line.strip()}
     if not found:
         raise BadInputError.one(path, "has no lines, expected one for each job of the array")

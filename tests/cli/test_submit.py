@@ -117,6 +117,7 @@ def test_lines_that_look_like_options_and_are_none_are_named(here: Path):
         (("job.sh",), b"#!/opt/nosuch\n", "job.sh:1: is for /opt/nosuch, which is not there"),
         (("job",), b"echo\n", "job: is neither jobs, which begin with {, nor a script"),
         (("-",), b"echo\n", "<stdin>: is neither jobs"),
+        (("-",), b"#!/bin/sh\n# \xe9\n", "<stdin>:2: is not UTF-8"),
         (("-",), b"#!/usr/bin/perl\n", "<stdin>: a script from stdin is for sh"),
         (
             ("python job.sh",),

@@ -40,8 +40,10 @@ CASES: Final = {
     "no-commit": Case(f"{_SCRIPT}{_GIT}{_SUBMIT}", has_commit=False),
     "no-git": Case(f"{_SCRIPT}{_SUBMIT}", has_commit=False),
     "git-missing": Case(
-        f"{_SCRIPT}{_GIT}{_COMMIT}mkdir ../bin; for each in bash sleep readlink env python3; do "
-        f"ln -s $(command -v $each) ../bin; done; {_SUBMIT} --env PATH=$PWD/../bin",
+        f"{_SCRIPT}{_GIT}{_COMMIT}mkdir ../bin; for each in bash sleep readlink env; do "
+        f"ln -s $(command -v $each) ../bin; done; "
+        f"ln -s $(python3 -c 'import sys; print(sys.executable)') ../bin/python3; "
+        f"{_SUBMIT} --env PATH=$PWD/../bin",
         has_commit=False,
     ),
     "another-account": Case(

@@ -37,6 +37,8 @@ _GONE_S = 2.0
 """Until killed processes are not listed in a group any more."""
 _REMOVED_S = 0.5
 """Until those that are not listed any more have left."""
+_FORGOTTEN_S = 60.0
+"""A group that is this old is not one that a keeper has just made."""
 _SCOPE_S = 5.0
 """Until systemd has made a scope."""
 _FULL = 0.9
@@ -87,6 +89,18 @@ class Place:
                 values += [(f"{folder}/devices.deny", f"c {device} rwm") for device in denied]
         scope = f"{name}.scope" if self.scope else ""
         return Group(dict.fromkeys(folders.values()), values, scope, denied if scope else ())
+
+
+def remove_empty(parents: Iterable[str]) -> None:
+    """Remove groups in these folders that nothing has been in for a while: no run knows of some, as where
+    the keeper was killed and the job's folder was removed.
+    """
+    for parent in {*parents}:
+        for name in os.listdir(parent):
+            path = os.path.join(parent, name)
+            with contextlib.suppress(OSError):  # there are processes in it
+                if name.startswith("pliant-") and time.time() - os.stat(path).st_mtime > _FORGOTTEN_S:
+                    os.rmdir(path)
 
 
 def _limit_files(kind: str, limit: float, *, is_v2: bool) -> list[tuple[str, str]]:

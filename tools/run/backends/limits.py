@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.tools.run.backends.cgroup import Group, Place, find_place, gpu_devices
+from pliant.tools.run.backends.cgroup import Group, Place, find_place, gpu_devices, remove_empty
 from pliant.tools.run.backends.protocol import StartedUnit, Unit
 
 OF_SYSTEM: Final = 0.05
@@ -33,7 +33,11 @@ class UnitLimits:
 
     @cached_property
     def place(self) -> Place:
-        return find_place() if self._cluster.isolation else Place({})
+        if not self._cluster.isolation:
+            return Place({})
+        found = find_place()
+        remove_empty(() if found.scope else found.parents.values())
+        return found
 
     @cached_property
     def devices(self) -> dict[str, str]:

@@ -16,7 +16,14 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends import cgroup, keep
-from pliant.tools.run.backends.cgroup import Group, Place, allowed_devices, find_place, gpu_devices
+from pliant.tools.run.backends.cgroup import (
+    Group,
+    Place,
+    allowed_devices,
+    find_place,
+    gpu_devices,
+    remove_empty,
+)
 from pliant.tools.run.backends.limits import LEAST_PROCESSES, UnitLimits
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus, read_record
@@ -215,6 +222,14 @@ def test_a_unit_has_what_its_job_demands_or_its_share(
     assert asked[1][1]["denied"] == [], "what is not known is not denied"
     off = UnitLimits(Cluster.model_validate({"nodes": NODES, "isolation": False}))
     assert off.group("g", unit, []) is None
+
+
+def test_empty_groups_that_no_run_knows_are_removed(tmp_path: Path) -> None:
+    for name in ("pliant-old", "pliant-used", "pliant-new", "other"):
+        (tmp_path / name / ("own" if name == "pliant-used" else "")).mkdir(parents=True)
+        os.utime(tmp_path / name, None if name == "pliant-new" else (1.0, 1.0))
+    remove_empty([str(tmp_path)])
+    assert sorted(os.listdir(tmp_path)) == ["other", "pliant-new", "pliant-used"]
 
 
 def test_a_command_runs_without_a_group_that_cannot_be_had(

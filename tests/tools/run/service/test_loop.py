@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -9,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pliant.schemas.errors import InfeasibleError, ServiceMissingError
@@ -293,7 +295,11 @@ def test_once_resizes_as_a_dry_run_says(site: Site) -> None:
 
 def of_job(site: Site, job_id: str) -> set[int]:
     folder = str(StateDir(site.state).job(job_id).path)
-    return {found.pid for found in left_running(site.folder) if found.environ().get(ENV_JOB_DIR) == folder}
+    pids = set()
+    for process in left_running(site.folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            pids |= {process.pid} if process.environ().get(ENV_JOB_DIR) == folder else set()
+    return pids
 
 
 def test_only_a_job_whose_files_nothing_can_replace_starts_again(tmp_path: Path) -> None:
