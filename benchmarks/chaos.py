@@ -23,7 +23,7 @@ from typing import Final
 from benchmarks.parts.chaos.blows import BLOWS, ON_SLURM
 from benchmarks.parts.chaos.storm import Storm
 from benchmarks.parts.figure import Figure
-from tests.slurm_cluster import SlurmCluster, slurm_cluster
+from benchmarks.parts.slurm_cluster import SlurmCluster, slurm_cluster
 
 MEASURES: Final = ("tools/run",)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 from tests.effort import THOROUGH, set_profile
 from tests.leftovers import Surroundings
-from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 
 pytest_plugins = ("tests.messages", "tests.services")
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from benchmarks.parts import readme_commands
+from benchmarks.parts.slurm_cluster import SlurmCluster
 from benchmarks.parts.wheel import replays_from_wheel
 from pliant.schemas.io import read_jobs, write_profile
 from pliant.schemas.job import trace_hash
 from pliant.schemas.profile import Profile, ProfileRow
 from tests.pasting import Block, blocks, check, paste
-from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

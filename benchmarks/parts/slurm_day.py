@@ -26,6 +26,7 @@ from typing import Final
 
 from benchmarks.parts.figure import Figure, NotMeasurableError
 from benchmarks.parts.first_step import PATIENCE_S
+from benchmarks.parts.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
@@ -36,7 +37,6 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import read_log
 from tests.builders import job
-from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 
 JOBS: Final = 30
 SLOTS: Final = 4

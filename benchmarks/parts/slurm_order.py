@@ -28,12 +28,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from benchmarks.parts.figure import Figure, NotMeasurableError
+from benchmarks.parts.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.slurm import Slurm
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
-from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 
 PLANS: Final = 20
 JOBS: Final = 16

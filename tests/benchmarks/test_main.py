@@ -19,10 +19,10 @@ from benchmarks.parts.mutants import Mutant, mutated
 from benchmarks.parts.reclaim import reclaimed
 from benchmarks.parts.shapes import figures
 from benchmarks.parts.shapes.table import page_rows, shapes
+from benchmarks.parts.slurm_cluster import NoSlurmError
 from benchmarks.parts.slurm_order import PlannedJob, judged, live
 from benchmarks.parts.training_job import running
 from pliant.tools.run.service.executor import Executor
-from tests.slurm_cluster import NoSlurmError
 
 
 def test_without_a_name_each_benchmark_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import psutil
 
+from benchmarks.parts.chaos.hostile import HOSTILE, written
 from benchmarks.parts.chaos.storm import MOST_ALIVE, Storm
 from pliant.schemas.errors import PliantError
 from pliant.schemas.io import read_jobs
@@ -15,7 +16,6 @@ from pliant.schemas.job import Job
 from pliant.tools.run.service.submit import cancel, submit
 from tests.builders import job
 from tests.tools.run.conftest import left_running
-from tests.tools.run.hostile import HOSTILE, written
 
 _LAUNCHERS: Final = ("keep.py", "run_torchrun.py")
 

@@ -21,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.parts.chaos.accounts import check_story
+from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import read_events, write_cluster
@@ -31,8 +33,6 @@ from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import read_log
 from tests.builders import cluster
 from tests.leftovers import PATIENCE_S
-from tests.slurm_cluster import SlurmCluster
-from tests.tools.run.accounts import check_story
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import ALWAYS_BY_TORCHRUN, script
 from tests.tools.run.site import with_tests

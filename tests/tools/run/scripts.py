@@ -13,6 +13,7 @@ from pliant.tools.profile.torchrun.start import ONE_WORKER
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
+from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 
 OBEDIENT = '''
 """Trains --samples at --rate per second; stops when the plan says so; crashes after --crash-at samples."""
@@ -87,6 +88,11 @@ class PlainBackend(LocalBackend):
 
 
 class PlainSlurmBackend(SlurmBackend):
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
+
+
+class PlainJobsBackend(SlurmJobsBackend):
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
 

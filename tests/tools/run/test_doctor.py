@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import write_cluster
@@ -44,7 +45,6 @@ from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.state import State
 from tests.builders import cluster, job
 from tests.leftovers import started
-from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.fake_nvml import Card, install
 from tests.tools.run.site import until
 

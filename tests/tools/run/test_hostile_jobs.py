@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.parts.chaos.hostile import HOSTILE, written
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, LockedError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import files
@@ -30,7 +31,6 @@ from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.run.hostile import HOSTILE, written
 from tests.tools.run.instant import Trap, UndyingBackend, opens
 
 WAYS = ["", "remove the folder", "a file in the way", "start", "poll", "stop"]

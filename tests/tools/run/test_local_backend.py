@@ -70,7 +70,7 @@ class Site:
         first = 0 if record is None else len(record.units)
         job = {ENV_JOB_DIR: str(self.job), **(env or {})}
         units = [
-            Unit("n0", (sys.executable, "-c", script), cwd, {**job, ENV_WORKER: str(number)})
+            Unit("n0", (sys.executable, "-c", script), cwd, {**job, ENV_WORKER: str(number)}, slots=1)
             for number, script in enumerate(scripts, first)
         ]
         self.backend.start(self.handle, units)
@@ -87,7 +87,8 @@ class Site:
         return self.ended()
 
     def said(self, unit: int = 0) -> str:
-        return self.handle.files.launcher_log(unit).read_text()
+        path = self.handle.files.launcher_log(unit)
+        return path.read_text() if path.exists() else ""
 
     def is_up(self, unit: int = 0, times: int = 1) -> None:
         until(lambda: self.said(unit).count("up") == times)

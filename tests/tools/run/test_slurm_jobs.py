@@ -1,26 +1,18 @@
 """Runs whose attempts are jobs of a real Slurm."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.backends.slurm import commands
-from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.statedir.log.fold import RunLog
-from tests.slurm_cluster import SlurmCluster
-from tests.tools.run.scripts import plain
+from tests.tools.run.scripts import PlainJobsBackend
 from tests.tools.run.site import Site, in_order, until
-
-
-class PlainJobs(SlurmJobsBackend):
-    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
 
 
 @pytest.fixture
@@ -28,7 +20,7 @@ def site(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A cluster file with two nodes of two CPU slots."""
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     monkeypatch.setattr(commands, "LOOK_S", 0.1)
-    monkeypatch.setattr(runner, "open_backend", lambda _name, nodes, dirs: PlainJobs(nodes, dirs))
+    monkeypatch.setattr(runner, "open_backend", lambda _name, nodes, dirs: PlainJobsBackend(nodes, dirs))
     found = Site(tmp_path)
     nodes = tuple({"name": name, "gpus": 2} for name in ("n0", "n1"))
     found.cluster = Cluster.model_validate({"nodes": nodes, "slots": "cpu", "backend": "slurm-jobs"})

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,9 +25,9 @@ from pliant.tools.run.backends.cgroup import (
 )
 from pliant.tools.run.backends.limits import LEAST_PROCESSES, UnitLimits
 from pliant.tools.run.backends.local import LocalBackend
-from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus, read_record
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
+from pliant.tools.run.backends.protocol import Unit
 from tests.tools.run.site import until
+from tests.tools.run.test_local_backend import Site
 
 V1 = ("cgroup.procs",)
 V2 = ("cgroup.procs", "cgroup.controllers", "cgroup.subtree_control", "cgroup.type")
@@ -247,45 +246,20 @@ def test_a_command_runs_without_a_group_that_cannot_be_had(
 # With root, the system's own groups.
 
 
-class Live:
+class Live(Site):
     """A backend whose node has 300 MB and two slots, on a system with control groups."""
 
     def __init__(self, folder: Path) -> None:
         if os.geteuid() != 0 or len(find_place().parents) < len(cgroup.CONTROLLERS):
             pytest.skip("needs root")
+        super().__init__(folder)
+
+    def another_backend(self) -> LocalBackend:
         node = {"name": "n0", "gpus": 2, "memory": 300 << 20, "cpus": 2}
-        self.cluster = Cluster.model_validate({"nodes": (node,), "slots": "cpu"})
-        self.folder = folder
-        self.backend = LocalBackend(self.cluster, folder)
-        self.handle = Handle("a", 1, folder / "a" / "attempts" / "1")
-
-    def start(self, *scripts: str, gpus: tuple[str, ...] = ()) -> None:
-        env = {ENV_JOB_DIR: str(self.folder / "a")}
-        units = [
-            Unit(
-                *("n0", (sys.executable, "-c", script), "/"),
-                {**env, "CUDA_VISIBLE_DEVICES": gpus[place] if gpus else ""},
-                slots=1,
-            )
-            for place, script in enumerate(scripts)
-        ]
-        self.backend.start(self.handle, units)
-
-    def poll(self) -> tuple[UnitStatus, ...]:
-        return self.backend.poll([self.handle])[self.handle]
-
-    def ended(self) -> tuple[UnitStatus, ...]:
-        until(lambda: all(status.state != "running" for status in self.poll()))
-        return self.poll()
-
-    def said(self, unit: int = 0) -> str:
-        path = self.handle.files.launcher_log(unit)
-        return path.read_text() if path.exists() else ""
+        return LocalBackend(Cluster.model_validate({"nodes": (node,), "slots": "cpu"}), self.folder)
 
     def group(self, unit: int = 0) -> Group:
-        record = read_record(self.handle)
-        assert record is not None
-        return Group(record.units[unit].groups)
+        return Group(self.record().units[unit].groups)
 
     def is_removed(self, unit: int = 0) -> bool:
         return not any(os.path.exists(folder) for folder in self.group(unit).folders)
@@ -344,33 +318,30 @@ def test_nothing_of_a_unit_hides_from_its_end(live: Live, killed: str) -> None:
     assert live.group().folders == tuple(folders)
     until(lambda: "hid" in live.said() and len(live.group().pids()) == 2)
     hidden = [psutil.Process(pid) for pid in live.group().pids()]
-    record = read_record(live.handle)
-    assert record is not None
-    victim = record.units[0].pid if killed == "the keeper" else min(live.group().pids())
-    os.kill(victim or 0, signal.SIGKILL)
+    victim = live.keeper().pid if killed == "the keeper" else min(live.group().pids())
+    os.kill(victim, signal.SIGKILL)
     (status,) = live.ended()
     assert status.state == ("lost" if killed == "the keeper" else "exited")
-    successor = LocalBackend(live.cluster, live.folder)  # as after the death of the launcher
-    successor.stop(live.handle, "kill")
+    live.another_backend().stop(live.handle, "kill")  # as after the death of the launcher
     assert live.is_removed()
     _, left = psutil.wait_procs(hidden, timeout=0)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 @pytest.mark.services
-def test_workers_of_a_job_share_their_gpus_and_reach_no_others(live: Live) -> None:
+def test_workers_of_a_job_share_their_gpus_and_reach_no_others(live: Live, tmp_path: Path) -> None:
     devices = {"GPU-a": 5, "GPU-b": 7, "GPU-c": 8}
     for name, minor in devices.items():
-        os.mknod(live.folder / name, stat.S_IFCHR | 0o600, os.makedev(1, minor))
+        os.mknod(tmp_path / name, stat.S_IFCHR | 0o600, os.makedev(1, minor))
     live.backend.limits.devices = {name: f"1:{minor}" for name, minor in devices.items()}
     opens = f"""
 import os, sys, time
 sys.stdin = None
-while not os.path.exists({str(live.folder / "over")!r}):
+while not os.path.exists({str(tmp_path / "over")!r}):
     found = ""
     for name in {[*devices]!r}:
         try:
-            os.close(os.open({str(live.folder)!r} + "/" + name, os.O_RDONLY))
+            os.close(os.open({str(tmp_path)!r} + "/" + name, os.O_RDONLY))
             found += name[-1]
         except PermissionError:
             pass
@@ -381,12 +352,12 @@ while not os.path.exists({str(live.folder / "over")!r}):
     def opened(unit: int) -> str:
         return (live.said(unit).split() or [""])[-1]
 
-    live.start(opens, gpus=("GPU-a",))
+    live.start(opens, env={"CUDA_VISIBLE_DEVICES": "GPU-a"})
     until(lambda: opened(0) == "a")
-    live.start(opens, gpus=("GPU-b",))
+    live.start(opens, env={"CUDA_VISIBLE_DEVICES": "GPU-b"})
     until(lambda: (opened(0), opened(1)) == ("ab", "ab"))
     live.backend.stop(live.handle, "kill", [1])
     until(lambda: live.poll()[1].state != "running")
     until(lambda: opened(0) == "a")
-    (live.folder / "over").touch()
+    (tmp_path / "over").touch()
     assert live.ended()[0].code == 0

@@ -12,14 +12,14 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parts.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 from pliant.schemas.cluster import Cluster
 from pliant.tools.profile.torchrun.start import ONE_THREAD
-from pliant.tools.run.backends.protocol import Backend, Handle, ProcessLimits, Unit
+from pliant.tools.run.backends.protocol import Backend, ProcessLimits
 from pliant.tools.run.backends.slurm import jobs as slurm_jobs
 from pliant.tools.run.service import decisions
 from pliant.tools.run.service import run as runner
@@ -27,8 +27,7 @@ from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir
-from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
-from tests.tools.run.scripts import OBEDIENT, PlainSlurmBackend, plain
+from tests.tools.run.scripts import OBEDIENT, PlainJobsBackend, PlainSlurmBackend
 from tests.tools.run.shared.users import of_user, submit_event_of
 from tests.tools.run.site import QUICK, Site, environment, in_order, python_path, until
 from tests.tools.run.test_training import ELASTIC, slow_until_the_gate
@@ -90,14 +89,9 @@ sys.exit(3)
 """
 
 
-class PlainJobs(slurm_jobs.SlurmJobsBackend):
-    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
-
-
 def serve(state: Path, uids: dict[str, int], schedule: str | None, *, stand_in: bool) -> None:
     def opened(name: str, nodes: Cluster, dirs: StateDir) -> Backend:
-        return PlainJobs(nodes, dirs) if name == "slurm-jobs" else PlainSlurmBackend(nodes, dirs)
+        return PlainJobsBackend(nodes, dirs) if name == "slurm-jobs" else PlainSlurmBackend(nodes, dirs)
 
     if stand_in:
         vars(runner)["open_backend"] = opened

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from benchmarks.parts.chaos.accounts import check_story
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.event import Event
@@ -32,7 +33,6 @@ from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
-from tests.tools.run.accounts import check_story
 from tests.tools.run.simulated.clock import SimulatedClock
 from tests.tools.run.simulated.hazard import Death, Hazard
 from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes

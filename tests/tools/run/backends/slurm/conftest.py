@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends import protocol
 from pliant.tools.run.backends.slurm import backend as leases
@@ -16,7 +17,6 @@ from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir
-from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 
 Statuses = tuple[protocol.UnitStatus, ...]

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm.commands import Controller, lease_prefix
-from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import JobLauncher, Launcher, ended, slurm_nodes
 from tests.tools.run.site import until
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.backends.slurm.commands import lease_prefix
 from pliant.tools.run.service import run as runner
@@ -15,7 +16,6 @@ from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import release_nodes, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
-from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.scripts import PlainSlurmBackend
 from tests.tools.run.site import PLIANT, QUICK, Site, environment, in_order, until

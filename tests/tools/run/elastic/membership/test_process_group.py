@@ -58,6 +58,17 @@ def never() -> bool:
     return False
 
 
+class CalledAway:
+    """Says so from the fourth question on."""
+
+    asked = 0
+
+    def __call__(self) -> bool:
+        pause()
+        self.asked += 1
+        return self.asked > 3
+
+
 def test_c_plus_plus_and_python_read_the_same_values(tmp_path: Path) -> None:
     store = FolderStore(tmp_path, never)
     through = dist.PrefixStore("0//cpu//", store)
@@ -86,16 +97,10 @@ def test_the_first_to_decide_wins_and_counting_loses_nothing(tmp_path: Path) -> 
 
 
 def test_waiting_ends_with_the_key_a_newer_plan_or_the_time(tmp_path: Path) -> None:
-    asked: list[None] = []
-
-    def called_away() -> bool:
-        pause()
-        asked.append(None)
-        return len(asked) > 3
-
+    called_away = CalledAway()
     with pytest.raises(RuntimeError, match="did not connect"):
         FolderStore(tmp_path, called_away).get("missing")
-    assert len(asked) == 4
+    assert called_away.asked == 4
     with pytest.raises(RuntimeError, match="did not connect"):
         FolderStore(tmp_path, never).wait(["missing"], timedelta(0))
     with ThreadPoolExecutor(1) as pool:
@@ -279,17 +284,11 @@ def test_a_group_works_locally_and_misses_a_worker_at_once(tmp_path: Path, monke
 
 def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
     """Who counts the group that failed looks for the others under another number next time."""
-    asked: list[None] = []
-
-    def called_away() -> bool:
-        pause()
-        asked.append(None)
-        return len(asked) > 3
-
+    called_away = CalledAway()
     group = ProcessGroup(cpu(0, 2), None)
     with pytest.raises(RuntimeError, match="did not connect"):
         group.form(tmp_path, called_away, LIMIT)
-    assert len(asked) == 4
+    assert called_away.asked == 4
     group.leave()
     (tmp_path / "next").mkdir()
     again = ProcessGroup(cpu(0, 1), None)

@@ -1,10 +1,10 @@
-"""A real Slurm on this host, for tests: a controller and several node daemons, each in its own folder.
+"""A real Slurm on this host, for trials: a controller and several node daemons, each in its own folder.
 
 It has its own folder, key, ports and configuration, so it touches no Slurm that the host may have. It runs as
 root or as a plain user, and beside others of its kind. Its GPUs are device files that compute nothing.
 
-Run as ``python -m tests.slurm_cluster [NODES [GPUS]]`` it prints the variable that leads Slurm's commands
-to it, and lives until its standard input ends.
+Run as ``python -m benchmarks.parts.slurm_cluster [NODES [GPUS]]`` it prints the variable that leads Slurm's
+commands to it, and lives until its standard input ends.
 """
 
 import os
@@ -200,7 +200,7 @@ class SlurmCluster:
         return f"{self.folder}/gpu[0-{count - 1}]"
 
     def _start_munge(self) -> None:
-        """munged does not answer if others could write to its folders."""
+        """Munged does not answer if others could write to its folders."""
         private = self.folder / "munge"
         private.mkdir(mode=0o700)
         key = private / "key"
