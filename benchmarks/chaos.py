@@ -20,10 +20,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts.chaos.blows import BLOWS, ON_SLURM
+from benchmarks.parts.chaos.storm import Storm
 from benchmarks.parts.figure import Figure
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
-from tests.tools.run.blows import BLOWS, ON_SLURM
-from tests.tools.run.chaos import Storm
 
 MEASURES: Final = ("tools/run",)
 

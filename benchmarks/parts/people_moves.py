@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts.crontab import moves_without_news
 from benchmarks.parts.figure import Figure
-from tests.tools.run.simulated.cron import moves_without_news
 from tests.tools.run.simulated.world import MEMORY
 
 JOBS: Final = 1000

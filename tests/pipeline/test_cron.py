@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.crontab import moves_without_news
 from pliant.schemas.io import read_events
 from tests.cli.calling import call
 from tests.effort import examples
 from tests.pipeline.conftest import Shell
-from tests.tools.run.simulated.cron import moves_without_news
 from tests.tools.run.site import until
 
 TURN = (

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.parts.figure import Figure, NotMeasurableError
+from benchmarks.parts.jobs import container_image
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.profile.torchrun.start import kill, strays
 from pliant.tools.run.backends import contain
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
-from tests import containers
 from tests.tools.run.site import environment
 
 RESIZES: Final = 10
@@ -87,10 +87,10 @@ class ContainedRun:
 
     def submit(self, job: str, *words: object, script: str = "train.py", **env: str) -> None:
         """Submit a script or program of the image."""
-        given = [f"--env={name}={value}" for name, value in {**containers.environment(), **env}.items()]
-        options = [f"--container-option={option}" for option in containers.OPTIONS]
-        options += [f"--container-mount={mount}" for mount in containers.mounts()]
-        options += [f"--container={containers.IMAGE}", f"--python={sys.executable}"]
+        given = [f"--env={name}={value}" for name, value in {**container_image.environment(), **env}.items()]
+        options = [f"--container-option={option}" for option in container_image.OPTIONS]
+        options += [f"--container-mount={mount}" for mount in container_image.mounts()]
+        options += [f"--container={container_image.IMAGE}", f"--python={sys.executable}"]
         self.pliant("submit", script, "--name", job, *options, *given, *words)
 
     def events(self, job: str, *kinds: str) -> list[Event]:
@@ -125,7 +125,7 @@ def figures(wanted: int = RESIZES) -> list[Figure]:
     """
     with tempfile.TemporaryDirectory(prefix="pliant-containers-") as name:
         folder = Path(name).resolve()
-        if why := containers.prepare(folder / "image"):
+        if why := container_image.prepare(folder / "image"):
             raise NotMeasurableError(why)
         run = ContainedRun(folder)
         try:

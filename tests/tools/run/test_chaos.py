@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.tools.run.blows import BLOWS
-from tests.tools.run.chaos import Storm
+from benchmarks.parts.chaos.blows import BLOWS
+from benchmarks.parts.chaos.storm import Storm
 
 
 def test_nothing_is_lost_in_a_storm(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.parts.jobs import container_image
+from benchmarks.parts.jobs.container_image import IMAGE
 from benchmarks.parts.jobs.containers import ContainedRun, resizes
 from pliant.schemas.container import Container
 from pliant.tools.profile.torchrun.start import kill
@@ -24,7 +26,6 @@ from pliant.tools.run.backends.contain import (
     write_hook,
 )
 from pliant.tools.run.service import containers as service
-from tests import containers
 
 HOST = Host(1000, 100, (100, 27), (("nofile", 1024, 4096),), "/run/hooks", "12:node3")
 ENV = {"PATH": "/bin", "HOME": "/home/a", "RANK": "0", "TOKEN": "hush", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
@@ -162,7 +163,7 @@ def test_pyxis_is_asked_to_end_by_the_signal_to_its_command(tmp_path: Path) -> N
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[ContainedRun]:
-    if why := containers.prepare(tmp_path / "image"):
+    if why := container_image.prepare(tmp_path / "image"):
         pytest.skip(why)
     found = ContainedRun(tmp_path)
     yield found
@@ -233,13 +234,13 @@ def _keeps(process: psutil.Process, job: Path) -> bool:
 @pytest.mark.services
 def test_what_an_image_lacks_is_said_at_submission(run: ContainedRun) -> None:
     """Before a GPU is taken; and it is for the job's own Python."""
-    own = {"options": containers.OPTIONS}
+    own = {"options": container_image.OPTIONS}
     said = {}
     for name, about in {
         "image": {"image": "localhost/no-such-image"},
         "file": {"image": "./nowhere.sif", "runtime": "apptainer"},
-        "python": {"image": containers.IMAGE},
-        "mount": {"image": containers.IMAGE, "mounts": ["nowhere"]},
+        "python": {"image": IMAGE},
+        "mount": {"image": IMAGE, "mounts": ["nowhere"]},
     }.items():
         fields = {"id": name, "submit_time": 0, "command": ["train.py"], "container": {**own, **about}}
         (run.folder / "jobs.jsonl").write_text(json.dumps(fields) + "\n")
@@ -248,5 +249,5 @@ def test_what_an_image_lacks_is_said_at_submission(run: ContainedRun) -> None:
         said[name] = done.stderr.partition(f'job "{name}": ')[2].partition(" (--no-check")[0]
     assert said["image"] == "", "it may still be fetched"
     assert said["file"] == f"no such image: {run.folder}/nowhere.sif"
-    assert said["python"] == f"{containers.IMAGE} has no python3: install it there, or name another image"
+    assert said["python"] == f"{IMAGE} has no python3: install it there, or name another image"
     assert said["mount"].endswith(f"no such file or folder to mount: {run.folder}/nowhere")

@@ -1,4 +1,4 @@
-"""An image for tests of containers, made of files of this machine: no network is asked for one."""
+"""An image for runs in containers, made of files of this machine: no network is asked for one."""
 
 import os
 import shutil

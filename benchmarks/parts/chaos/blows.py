@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import psutil
 
+from benchmarks.parts.chaos.storm import MOST_ALIVE, Storm
 from pliant.schemas.errors import PliantError
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.service.submit import cancel, submit
 from tests.builders import job
-from tests.tools.run.chaos import MOST_ALIVE, Storm
 from tests.tools.run.conftest import left_running
 from tests.tools.run.hostile import HOSTILE, written
 
@@ -151,7 +151,7 @@ def turn_of_cron(storm: Storm) -> None:
 
 
 def kill_node_daemon(storm: Storm) -> None:
-    """slurmd dies, and comes back at once or after Slurm has taken its node for lost."""
+    """Slurmd dies, and comes back at once or after Slurm has taken its node for lost."""
     if storm.slurm is not None:
         node = storm.chance.choice(sorted(storm.slurm.gpus))
         storm.slurm.end_node(node)
@@ -161,7 +161,7 @@ def kill_node_daemon(storm: Storm) -> None:
 
 
 def kill_controller(storm: Storm) -> None:
-    """slurmctld dies or is ended, and comes back."""
+    """Slurmctld dies or is ended, and comes back."""
     if storm.slurm is not None:
         storm.slurm.end_controller(crash=storm.chance.random() < 0.5)
         time.sleep(storm.chance.uniform(0, 3.0))

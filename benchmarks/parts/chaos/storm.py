@@ -115,8 +115,8 @@ class Storm:
         self.folder = self.folder.resolve()
         self.dirs = StateDir(self.folder / "state")
         self.disk = FullDisk(self.folder)
-        self.chance = random.Random(self.seed + 1)
-        self._blows = random.Random(self.seed)
+        self.chance = random.Random(self.seed + 1)  # noqa: S311
+        self._blows = random.Random(self.seed)  # noqa: S311
         self.script = script(self.folder)
         self.elastic = script(self.folder, ELASTIC, ALWAYS_BY_TORCHRUN)
         self._ids = 0
