@@ -68,12 +68,12 @@ class RelaunchedTraining:
         )
         self._own_steps, self._per_worker = accelerator.gradient_accumulation_steps, per_worker_batch
         accelerator.gradient_accumulation_steps = self._progress.accumulate(per_worker_batch, self._own_steps)
+        # Steps and epochs that are done, and samples of the epoch under way.
         self._step = self._epoch = self._in_epoch = 0
-        """Steps and epochs that are done, and samples of the epoch under way."""
+        # The checkpoint is one that says nothing of the epoch.
         self._by_steps = False
-        """The checkpoint is one that says nothing of the epoch."""
+        # Samples of an epoch, if the loader says how many.
         self._size: int | None = None
-        """Samples of an epoch, if the loader says how many."""
         self._loader: Any = None
         self._skip_in_full, accelerator.skip_first_batches = accelerator.skip_first_batches, self._skip
 

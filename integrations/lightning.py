@@ -45,12 +45,12 @@ class PliantCallback(Callback):
     def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
         self._folder, self._every = Path(folder), every_n_steps
         self._progress: TrainingProgress | None = None
+        # What the checkpoint says of the epoch under way.
         self._trained: dict[str, int] | None = None
-        """What the checkpoint says of the epoch under way."""
+        # Samples of one worker in one batch.
         self._per_worker = 1
-        """Samples of one worker in one batch."""
+        # Steps when the last one was seen to end, and batches since then.
         self._seen = self._batches = 0
-        """Steps when the last one was seen to end, and batches since then."""
         self._leaves = False
 
     @property

@@ -30,10 +30,10 @@ class PliantCallback(TrainerCallback):
         self._progress: TrainingProgress | None = None
         self._loss: float | None = None
         self._leaves = False
+        # Of an epoch, on one worker; None if the data has no length.
         self._batches: int | None = None
-        """Of an epoch, on one worker; None if the data has no length."""
+        # Samples of an epoch, and of a micro-step over all workers.
         self._size = self._micro = 0
-        """Samples of an epoch, and of a micro-step over all workers."""
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

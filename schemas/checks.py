@@ -218,8 +218,8 @@ class Capacities:
             _NodeKind(node.gpu_type, node.gpus, amounts, node.gpu_memory)
             for node, amounts in zip(nodes, stated, strict=True)
         ]
+        # Equal nodes are counted together: jobs are checked often.
         self._kinds = self._counted(None)
-        """Equal nodes are counted together: jobs are checked often."""
         self._where: dict[Constraint, Mapping[_NodeKind, int]] = {}
         self._rooms: dict[Hashable, JobRoom] = {}
 

@@ -270,22 +270,22 @@ class JobTable(Sequence[Job]):
         """:param is_stored: it is read only after :meth:`complete`; if it is long, it is not in memory."""
         self.submit_time = array("d")
         self.amount = array("d")
+        # Number of each job's form.
         self.kind = array("i")
-        """Number of each job's form."""
         self.forms: list[JobForm] = []
+        # Of each job its id and, where its form leaves them open, what its labels say: all of it ASCII.
         self._texts = bytearray()
-        """Of each job its id and, where its form leaves them open, what its labels say: all of it ASCII."""
+        # Where the text of each job ends; it begins where that of the job before ends.
         self._ends = array("q", [0])
-        """Where the text of each job ends; it begins where that of the job before ends."""
+        # The number of rows in memory at which they are stored; -1: never.
         self._most_rows = _STORED_BLOCK if is_stored else -1
-        """The number of rows in memory at which they are stored; -1: never."""
         self._stored = StoredColumns(_TYPECODES)
+        # What is not in memory, while the table grows.
         self._stored_rows = self._stored_text = 0
-        """What is not in memory, while the table grows."""
+        # Forms by the text of a line around the values; -1: that does not say which form it is.
         self._known: dict[_Around, int] = {}
-        """Forms by the text of a line around the values; -1: that does not say which form it is."""
+        # Forms of which no second line was seen.
         self._unproved: set[int] = set()
-        """Forms of which no second line was seen."""
         for job in jobs:
             self.append(job)
 

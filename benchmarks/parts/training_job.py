@@ -37,8 +37,8 @@ class TrainingJob:
     """One job under an executor."""
 
     def __init__(self, executor: Executor, job: Job) -> None:
+        # Of the epochs so far.
         self.losses: list[float] = []
-        """Of the epochs so far."""
         self.executor = executor
         self._job = job
         self._events: list[Event] = []

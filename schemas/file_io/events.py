@@ -409,8 +409,8 @@ class LogReader:
     ) -> None:
         self._path = path
         self._opener = opener
+        # After the last line that was read.
         self.place = place = place or LogPlace()
-        """After the last line that was read."""
         self._seals = Seals(None if place.link is None else place.link.encode())
         self._lines = LineReader(
             str(path), EVENT.kind, read_event, seals=self._seals, first_line=place.lines + 1

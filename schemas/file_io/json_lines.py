@@ -142,8 +142,8 @@ class LineReader(Generic[T]):
         known: Callable[[int, bytes], bool] | None = None,
     ) -> None:
         self.known = known
+        # Lines that `known` took.
         self.taken = 0
-        """Lines that ``known`` took."""
         self.keys_once = keys_once
         self.source, self.kind, self.validate = source, kind, validate
         self.seals = seals
@@ -376,8 +376,8 @@ class Seals:
     """Opens the sealed lines of one file in order."""
 
     def __init__(self, link: bytes | None = FIRST) -> None:
+        # What the next line continues; None if unknown, as after a damaged line.
         self.link = link
-        """What the next line continues; None if unknown, as after a damaged line."""
 
     def restart(self) -> None:
         """What follows a header continues nothing."""

@@ -110,7 +110,6 @@ REFUSED = {
         submit jobs.jsonl --state live -- --epochs
         submit train.py --gpus 4-1 --state live
         submit train.py --epochs 3 --state live
-        submit train.py --gpus 0 --state live
         submit train.py --gpus 1,4,2 --state live
         submit train.py --after j00 --state live
         submit train.py --after j0:done --state live

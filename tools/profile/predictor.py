@@ -58,8 +58,8 @@ class ProgressPredictor:
         :param seed: of the sample, without a file.
         """
         known = made_of or Predictor(seed=seed)
+        # Finished jobs that it learned from.
         self.jobs = known.jobs
-        """Finished jobs that it learned from."""
         self.fit: ProgressFit | None = known.fit
         self._fitted_jobs = known.fitted_jobs
         self._widened = known.widened

@@ -171,10 +171,10 @@ class Simplices:
         self._points = points
         self._values = values
         self._kept = kept
+        # What gives the weights in each simplex; None where it is flat.
         self._inverse: dict[int, tuple[tuple[Corner, ...], Point] | None] = {}
-        """What gives the weights in each simplex; None where it is flat."""
+        # Of points (x, y, ·).
         self._lines: dict[tuple[int, int], _Line] = {}
-        """Of points (x, y, ·)."""
 
     def load(self) -> None:
         """Triangulate now, so that the first question costs no more than others."""

@@ -225,8 +225,8 @@ class SizeTable:
 
     def __init__(self, rows: Collection[ProfileRow], allreduce: AllReduce) -> None:
         good = _averaged(row for row in rows if row.feasible and row.step_seconds is not None)
+        # Largest local batch that fits; 0 if none does.
         self.max_local = _largest_safe(rows)
-        """Largest local batch that fits; 0 if none does."""
         self._exact = {(shape(row), row.local_batch, row.accum_steps): row for row in good}
         self._compute = _compute_curve(good)
         self._curves = _curves(good, self._compute)
@@ -418,8 +418,8 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         self._most_local = dict(most_local or {})
         self._rescales_s = dict(rescales_s or {})
         self._metadata = dict(profile.metadata)
+        # Largest local batches, by model and GPU type.
         self._limits: dict[tuple[str, str], int | None] = {}
-        """Largest local batches, by model and GPU type."""
 
     def rescale_seconds(self, model: str) -> float | None:
         seconds = self._rescales_s.get(model)
@@ -502,16 +502,16 @@ class PlacementTable:
             self._samples_of(row.node_order or row.placement).append((row.local_batch, times))
             grouped.setdefault(point, []).append(times)
             local_batches.add(row.local_batch)
+        # Of measured placements, ascending.
         self.local_batches: Sequence[int] = sorted(local_batches)
-        """Of measured placements, ascending."""
         for samples in self._rings.values():
             samples.sort()
         means = [(point, _mean_times(grouped[point])) for point in sorted(grouped)]
         points, values = zip(*means, *counted, strict=True) if means or counted else ((), ())
         self._simplices = Simplices(points, values, triangulation)
         self._known: dict[tuple[Placement, int], StepTimes | None] = {}
+        # At points between the measured ones: many placements and local batches come to one point.
         self._interpolated: dict[Point, StepTimes | None] = {}
-        """At points between the measured ones: many placements and local batches come to one point."""
 
     def load(self) -> None:
         self._simplices.load()

@@ -145,12 +145,12 @@ class _Effort:
         self._within_s = within_s
         self._until_s = until_s
         self._began_s = time.process_time()
+        # Decisions when they were spread last, and the time used by then.
         self._seen = (0, 0.0)
-        """Decisions when they were spread last, and the time used by then."""
+        # After this moment the policy is asked more rarely.
         self.exact_until_s = math.inf
-        """After this moment the policy is asked more rarely."""
+        # The look goes up to this moment.
         self.reached_s = math.inf
-        """The look goes up to this moment."""
 
     def goes_on(self, next_s: float) -> bool:
         spent_s = time.process_time() - self._began_s

@@ -286,14 +286,14 @@ class Truth:
         self._cut = cut
         self._times = times
         self._most_gpus = most_gpus
+        # Of the largest node, by GPU type.
         self._node_gpus: dict[str, int] = {}
-        """Of the largest node, by GPU type."""
         for node in cluster.nodes:
             self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
+        # Remaining steps by epoch, of each kind of job.
         self._left: dict[tuple[object, ...], list[float]] = {}
-        """Remaining steps by epoch, of each kind of job."""
+        # The same and the samples of an epoch, of each job.
         self._jobs: dict[str, tuple[list[float], float]] = {}
-        """The same and the samples of an epoch, of each job."""
 
     def remaining_steps(self, job: JobState, time_s: float) -> float:
         """Iterations after the present epoch, by the table of the job's batch; 1 in the last epoch."""

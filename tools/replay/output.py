@@ -293,12 +293,12 @@ class StoredEvents:
     def __init__(self, path: str) -> None:
         """:param path: of the file of all events; the temporary one is on the same disk."""
         self.log = EventLog(self._store)
+        # Time that storing has taken.
         self.wall_s = self.cpu_s = 0.0
-        """Time that storing has taken."""
         self._path = path
         self._file: IO[bytes] | None = None
+        # Where each begins in the temporary file.
         self._blocks: list[int] = []
-        """Where each begins in the temporary file."""
         self._weight = TextWeight()
 
     def __enter__(self) -> Self:

@@ -115,8 +115,8 @@ class Validation:
         self._runs = list(runs.values())
         self.model = self._runs[0][0].model
         self.batches = tuple(runs)
+        # Epochs that every run has.
         self.epochs = min(map(len, self._runs))
-        """Epochs that every run has."""
         for batch, run in runs.items():
             self._refuse_standstill([row.iterations for row in run], f"iterations at batch {batch}")
         self._gains: dict[float, Sequence[float]] = {}
@@ -510,8 +510,8 @@ class Pieces:
         self.bounds = bounds
         self.rates = rates
         exact_s = [(end - start) / rate for start, end, rate in zip(bounds, bounds[1:], rates, strict=False)]
+        # When each bound is reached, from the start of the first piece.
         self.ends_s = list(accumulate(self.lasts_s(exact_s), initial=0.0))
-        """When each bound is reached, from the start of the first piece."""
 
     def lasts_s(self, exact_s: Sequence[float]) -> Sequence[float]:
         """How long the pieces take that last ``exact_s`` by their rates."""

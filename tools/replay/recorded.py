@@ -191,8 +191,8 @@ def follow(engine: Engine, jobs: Sequence[Job], describe: Describe) -> None:
     from pliant.tools.schedule.demand import job_state
 
     log = engine.log
+    # Time, order at one moment, number of the job, event, GPUs from then on, part of the work done.
     entries: list[tuple[float, int, int, EventName, int, float]] = []
-    """Time, order at one moment, number of the job, event, GPUs from then on, part of the work done."""
     for place, job in enumerate(jobs):
         entries.append((job.submit_time, 1, place, "submit", 0, 0.0))
         runs = runs_of(job)

@@ -397,8 +397,8 @@ class Submissions:
         self._cluster_gpus = sum(speeds.gpu_types.values())
         self._promises = type(policy).promised_rates is not Policy.promised_rates
         self._at_once = at_once and not self._promises
+        # Of jobs that never change their batch, by the GPU types that they may run on.
         self._by_form: dict[tuple[JobForm, tuple[str, ...] | None], _OfForm] = {}
-        """Of jobs that never change their batch, by the GPU types that they may run on."""
 
     def describe(self, job: JobState) -> Detail:
         if self._at_once and not job.spec.batch.regimes:

@@ -193,17 +193,17 @@ class _Fold:
         job, event = changes.job, changes.event
         self.places = np.arange(len(job), dtype=np.int32)
         self.is_first = differ_from_last(job)
+        # The first change of the same job.
         self.begin = np.maximum.accumulate(np.where(self.is_first, self.places, 0))
-        """The first change of the same job."""
         self.holds, self.ends = _HOLDS[event], _ENDS[event]
         self.requeues = _REQUEUE[event]
+        # After each change.
         self.gpus = self._gpus()
-        """After each change."""
+        # After each change; `UNSTATED` as long as the log says none.
         self.batch = self._latest(self.holds & (changes.global_batch != UNSTATED), changes.global_batch)
-        """After each change; ``UNSTATED`` as long as the log says none."""
         self.makes_step = self._makes_step()
+        # The last step at each change, if it is of the same job.
         self.step = np.cumsum(self.makes_step) - 1
-        """The last step at each change, if it is of the same job."""
 
     def allocations(self, *, tell_before: bool) -> Allocations:
         jobs, job = len(self.submit_s), self.changes.job

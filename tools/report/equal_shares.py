@@ -308,8 +308,8 @@ class _Door:
         self._ended: dict[str, Outcome] = {}
         self._waiting: list[tuple[tuple[float, float, str], JobRecord]] = []
         self._in_array: Counter[str] = Counter()
+        # Jobs that the limit of their array has let pass.
         self._passed: set[str] = set()
-        """Jobs that the limit of their array has let pass."""
         self._inside: dict[str, list[Job]] = {}
 
     def comes(self, record: JobRecord, time_s: float) -> None:

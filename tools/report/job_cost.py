@@ -120,17 +120,17 @@ class _Account:
         self.lost: dict[_Loss, float] = dict.fromkeys(_LOSSES, 0.0)
         self.repeated = self.stopped_gpu_s = 0.0
         self._held = held
+        # (time, GPU seconds), so that training that is repeated is not charged for them again.
         self._charges: list[tuple[float, float]] = []
-        """(time, GPU seconds), so that training that is repeated is not charged for them again."""
+        # (time, samples) as training went on.
         self._trail: list[tuple[float, float]] = []
-        """(time, samples) as training went on."""
+        # What a start of the job after its last stop is charged to.
         self._stopped_by: _Loss = "failures"
-        """What a start of the job after its last stop is charged to."""
         self._placed_by: _Loss = "starts"
+        # What each start is charged to, by its time.
         self._starts: dict[float, _Loss] = {}
-        """What each start is charged to, by its time."""
+        # The starts that have led to a step.
         self._trained: set[float] = set()
-        """The starts that have led to a step."""
         self._began_again = False
 
     @property

@@ -58,10 +58,10 @@ class ProgressReports:
         :param order: where each of them was in the log.
         """
         reported: dict[int, tuple[ReportedProgress, ReportedProgress]] = {}
+        # Time without training because of checkpoints, by step.
         stood_s: dict[int, float] = defaultdict(float)
-        """Time without training because of checkpoints, by step."""
+        # Samples that each job has done so far.
         known: dict[int, float] = {}
-        """Samples that each job has done so far."""
         for job, time_s, event, overhead_s, step, samples, goes_on in zip(
             changes.job.tolist(),
             changes.time_s.tolist(),

@@ -106,13 +106,13 @@ class _Block:
         self.columns = columns
         self.first = first
         self.rows = rows
+        # Where in this block each job was submitted.
         self.since = [-1] * len(rows)
-        """Where in this block each job was submitted."""
         self.job = columns.job.tolist()
+        # After which event which job trains on, and whether it shares its GPUs from then on.
         self.keeps: list[tuple[int, int, bool]] = []
-        """After which event which job trains on, and whether it shares its GPUs from then on."""
+        # Events that give a job the GPUs of another one.
         self.shared: list[int] = []
-        """Events that give a job the GPUs of another one."""
 
     def row(self, at: int) -> int:
         """Of the job of an event; -1: it was not submitted by then."""
@@ -167,23 +167,23 @@ class _Block:
 class _Fold:
     def __init__(self, source: str) -> None:
         self.source = source
+        # With the number of the event.
         self.problems: list[tuple[int, Problem]] = []
-        """With the number of the event."""
         self.info: RunInfo | None = None
+        # Whether the log guesses how fast jobs are, so that speeds are measured from reports.
         self.guesses = False
-        """Whether the log guesses how fast jobs are, so that speeds are measured from reports."""
+        # Those taken.
         self.events = 0
-        """Those taken."""
         self.submitted = SubmittedJobs(source)
+        # Of the jobs that live.
         self.rows: dict[str, int] = {}
-        """Of the jobs that live."""
+        # Whether of those that ended, too.
         self.knows_all = False
-        """Whether of those that ended, too."""
         self.samples_done = array("d")
         self.said: dict[int, SaidOfJob] = {}
         self.changes = ChangeLog()
+        # With the job and the number of the change.
         self.observed: list[tuple[int, int, ObservedStep]] = []
-        """With the job and the number of the change."""
         self.reports = ProgressReports()
         self.node_gpus: dict[str, int] = {}
         self.down: set[str] = set()
@@ -193,8 +193,8 @@ class _Fold:
         self.decision_seconds = 0.0
         self.policies: dict[str, None] = {}
         self.teams: list[tuple[float, tuple[TeamStanding, ...]]] = []
+        # The other job of two on the same GPUs, by row.
         self.beside: dict[int, int] = {}
-        """The other job of two on the same GPUs, by row."""
         self.looks: dict[str, Callable[[_Block, int], None]] = {
             "submit": self._submit,
             "decision": self._decision,
@@ -261,8 +261,8 @@ class _Fold:
     def _jobs(self, origin_s: float) -> Jobs:
         order = self.submitted.order()
         rows = np.arange(len(self.submitted), dtype=np.int32) if order is None else order.astype(np.int32)
+        # Of each row in the order of submission and id.
         place = np.empty_like(rows)
-        """Of each row in the order of submission and id."""
         place[rows] = np.arange(len(rows), dtype=np.int32)
         stated = self.submitted.columns(rows)
         changes, by_job = self.changes.by_job(place)

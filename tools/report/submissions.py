@@ -55,21 +55,21 @@ class SubmittedJobs:
     def __init__(self, source: str) -> None:
         self.table = JobTable()
         self.submit_s = array("d")
+        # All the work; NaN: not known, as in the next.
         self.samples = array("d")
-        """All the work; NaN: not known, as in the next."""
         self.demand_gpu_s = array("d")
+        # Place in `curves`, as the next.
         self.curve = array("i")
-        """Place in :attr:`curves`, as the next."""
         self.rates = array("i")
+        # Number of the event.
         self.event = array("q")
-        """Number of the event."""
+        # Their hashes.
         self._ids = array("q")
-        """Their hashes."""
+        # Rows of jobs that their event calls something else.
         self._misnamed: set[int] = set()
-        """Rows of jobs that their event calls something else."""
         self._curves: dict[Curve, int] = {}
+        # Places of both curves by their text.
         self._known: dict[str, tuple[int, int]] = {}
-        """Places of both curves by their text."""
         self._share = SharedParts().share
         self._source = source
         self._any: Job | None = None

@@ -62,8 +62,8 @@ class _ScriptMeasurement:
 
     def __init__(self, request: Path, rank: int) -> None:
         asked: dict[str, Any] = json.loads(request.read_bytes())
+        # The job's batch, as far as the request knows it.
         self.batch: int | None = max(asked.get("global_batches", ()), default=None)
-        """The job's batch, as far as the request knows it."""
         self.local_batch, self.accum, self.parameters = 1, 1, 0
         self._result, self._main = Path(asked["result"]), rank == 0
         self._warmup, self._steps = max(1, asked["warmup"]), asked["iterations"]
@@ -160,16 +160,16 @@ class TrainingProgress:
     ) -> None:
         self.rank = int(environ.get("RANK", "0"))
         self.world_size = int(environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+        # The script was asked to stop, and is to leave after this step or soon.
         self.stopping = False
-        """The script was asked to stop, and is to leave after this step or soon."""
         self._main = self.rank == 0 if main is None else main
         named, stop = environ.get(ENV_PROGRESS), environ.get(ENV_STOP)
         self._path = Path(named) if named else None
         self._stop = Path(stop) if stop else None
         batch = environ.get(ENV_BATCH)
         self._stated = int(batch) if batch else None
+        # What `pliant profile` asked for; None if the script is to train.
         self.measurement = _measurement_from_env(self.rank, environ)
-        """What ``pliant profile`` asked for; None if the script is to train."""
         if self.measurement is not None:
             self._stated = self.measurement.batch
         self._warned = set[str]()
@@ -182,8 +182,8 @@ class TrainingProgress:
         self._saved_s = 0.0
         self._due_s = 0.0
         self._began_s: float | None = None
+        # (time, step, samples) of the last write, for the speed since then.
         self._first: tuple[float, int, float] | None = None
-        """(time, step, samples) of the last write, for the speed since then."""
         self._leaves = self._signalled = False
         self.listen(instead=False)
 

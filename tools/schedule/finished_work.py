@@ -66,12 +66,12 @@ class FinishedWork:
     """Totals of finished jobs by group, and how far those that train have come. Order changes nothing."""
 
     def __init__(self) -> None:
+        # Samples, by the groups of one model; those that ended last come last.
         self._totals: dict[tuple[str, ...], list[float]] = {}
-        """Samples, by the groups of one model; those that ended last come last."""
+        # GPU-seconds of the last job of each user's model, by the groups of several models.
         self._of_scripts: dict[tuple[str, ...], dict[str, float]] = {}
-        """GPU-seconds of the last job of each user's model, by the groups of several models."""
+        # Of jobs that train, in the unit of the group.
         self._so_far: dict[tuple[str, ...], list[float]] = {}
-        """Of jobs that train, in the unit of the group."""
         self._groups: dict[tuple[str, ...], _Group] = {}
         self._ranks: dict[Hashable, float] = {}
 

@@ -43,8 +43,8 @@ class WorkForecast:
         self._seed = seed
         self._made: ProgressPredictor | None = None
         self._learns = True
+        # Jobs yet to be learned from, grouped as they finished.
         self._finished: list[Sequence[JobState]] = []
-        """Jobs yet to be learned from, grouped as they finished."""
         self._waiting = 0
 
     @property

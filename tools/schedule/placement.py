@@ -44,12 +44,12 @@ class FreeGpus:
         self._names = [node.name for node in nodes]
         self._gpu_types = [node.gpu_type for node in nodes]
         self._free = [0] * len(nodes)
+        # As the nodes say, in service: of many at once they are read faster here.
         self._gpus = [node.gpus for node in nodes]
-        """As the nodes say, in service: of many at once they are read faster here."""
         self._types: dict[str, _Shelf] = {}
         self._switches: dict[str, dict[str, _Shelf]] = {}
+        # By type and level, the lowest first: the shelf of each domain.
         self._levels: dict[str, dict[str, dict[int, _Shelf]]] = {}
-        """By type and level, the lowest first: the shelf of each domain."""
         for node in nodes:
             levels = self._levels.setdefault(node.gpu_type, {})
             for level, domain in node.domains.items():
@@ -58,16 +58,16 @@ class FreeGpus:
             if node.switch is not None:
                 self._switches.setdefault(node.gpu_type, {}).setdefault(node.switch, _Shelf())
         self._shelves = [self._shelves_of(node) for node in nodes]
+        # Whether neither switches nor levels part the nodes of a type.
         self._is_flat = all(len(shelves) == 1 for shelves in self._shelves)
-        """Whether neither switches nor levels part the nodes of a type."""
         self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
+        # GPUs of the largest node of each type, up or down, in service or not.
         self._largest: dict[str, int] = {}
-        """GPUs of the largest node of each type, up or down, in service or not."""
+        # Places on many nodes that were chosen before: large jobs often get the same nodes again. Keys are
+        # picks; of empty nodes, the GPUs and the nodes.
         self._known: dict[tuple[object, ...], Place] = {}
-        """Places on many nodes that were chosen before: large jobs often get the same nodes again. Keys are
-        picks; of empty nodes, the GPUs and the nodes."""
+        # Indices of the nodes that are down.
         self._down: set[int] = set()
-        """Indices of the nodes that are down."""
         for node in nodes:
             self._largest[node.gpu_type] = max(node.made_gpus, self._largest.get(node.gpu_type, 0))
             if node.up:
@@ -455,8 +455,8 @@ class _Shelf:
     __slots__ = ("_buckets", "total")
 
     def __init__(self) -> None:
+        # Node indices in ascending order, by free GPUs; those with none are left out.
         self._buckets: list[list[int]] = [[]]
-        """Node indices in ascending order, by free GPUs; those with none are left out."""
         self.total = 0
 
     def move(self, index: int, before: int, free: int) -> None:

@@ -227,8 +227,8 @@ class CorrectedSpeeds:
         for job in session.jobs.values():
             job.samples_per_second *= self._ratio(job)
         unmeasured = [job for job in session.jobs.values() if job.gpus and job.id not in self._ratios]
+        # Jobs that still run although they should have ended.
         self._overdue = {job.id for job in unmeasured if job.remaining_samples(time_s) == 0}
-        """Jobs that still run although they should have ended."""
 
     def _ratio(self, job: JobState) -> float:
         return self._ratios.get(job.id) or self._by_model.get(job.spec.model, 1.0)

@@ -71,8 +71,8 @@ class Speeds:
     ) -> None:
         """:param sharing: None: no two jobs share GPUs."""
         self.throughput = throughput
+        # Whether nothing says how fast jobs are.
         self.is_guess = isinstance(throughput, CurveThroughput) and throughput.is_guess
-        """Whether nothing says how fast jobs are."""
         self.sharing = sharing
         self.nodes = nodes
         self._allowed: dict[Constraint, tuple[str, ...]] = {}

@@ -294,10 +294,10 @@ class BatchSearch:
 
     def __init__(self, wanted: Iterable[int], *, fits: int = 0, misfit: int | None = None) -> None:
         self._wanted = sorted({batch for batch in wanted if batch > fits}, reverse=True)
+        # Largest batch known to fit; 0 if none is.
         self.fits = fits
-        """Largest batch known to fit; 0 if none is."""
+        # Smallest batch known not to fit.
         self.misfit = misfit
-        """Smallest batch known not to fit."""
 
     def next(self) -> int | None:
         """None when the search is over."""

@@ -86,8 +86,8 @@ class OtherLoad:
     """
 
     def __init__(self, device: torch.device) -> None:
+        # As `share`, set by it, for the thread that trains alone: what its steps take longer by.
         self.of_steps = 0.0
-        """As :meth:`share`, set by it, for the thread that trains alone: what its steps take longer by."""
         self._device = device
         self._began = _Load.now()
 
@@ -288,12 +288,12 @@ class Sweep:
         batches: Batches,
         changes: Changes | None = None,
     ) -> None:
+        # Whether the last micro-batch served ends an optimizer step.
         self.boundary = True
-        """Whether the last micro-batch served ends an optimizer step."""
+        # Whether its backward pass reduces gradients over the workers.
         self.synchronise = True
-        """Whether its backward pass reduces gradients over the workers."""
+        # Samples of the micro-batch.
         self.local_batch = 1
-        """Samples of the micro-batch."""
         self._request = request
         self._model = model
         self._dataset_size = dataset_size

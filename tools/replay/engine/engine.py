@@ -87,15 +87,15 @@ class Engine:
         self.simulated = simulated or SimulatedCluster()
         self.log = EventLog() if log is None else log
         self.counters = EngineCounters()
+        # Whether the replay ended because the policy moves jobs more often than they can pay for.
         self.stands_still = False
-        """Whether the replay ended because the policy moves jobs more often than they can pay for."""
         self._describe = describe
         self._advance = advance
         self._correct = correct
         self._jobs = len(jobs)
         self._arrivals = iter(in_order(jobs))
+        # The next job to arrive. None: all have arrived.
         self._coming: Job | None = None
-        """The next job to arrive. None: all have arrived."""
         self._coming_s = math.inf
         self._look_for_arrival()
         self._order = self.simulated.quirks.order
@@ -112,12 +112,12 @@ class Engine:
         self._asked_s = -math.inf
         self._idle_limit = IdleLimit()
         self._forecasts = ForecastLog() if session.learns else None
+        # Whether a job ended at this moment after the decision: it took less time than clocks resolve.
         self._ended_late = False
-        """Whether a job ended at this moment after the decision: it took less time than clocks resolve."""
+        # Changes after which the policy is asked; 0: it is asked as often as it is to be.
         self._least_changes = 0
-        """Changes after which the policy is asked; 0: it is asked as often as it is to be."""
+        # Whether the policy has to be asked at once, as the replay begins with jobs.
         self._must_ask = False
-        """Whether the policy has to be asked at once, as the replay begins with jobs."""
         self._quiet_decisions = 0
         self._last_look: tuple[float, float] = (-math.inf, -1.0)
         self._teams: list[dict[str, Any]] = []

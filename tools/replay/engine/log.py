@@ -67,26 +67,26 @@ class EventLog:
     def __init__(self, store: Callable[[EventLog], None] | None = None) -> None:
         """:param store: is given the log when a block is full, to store its columns; None: all are kept."""
         self._store = store
+        # Of the rows of a full block.
         self._full_bytes = math.inf if store is None else BLOCK * _ROW_BYTES
-        """Of the rows of a full block."""
+        # Number of the first row in the columns: those before it are stored.
         self.first = 0
-        """Number of the first row in the columns: those before it are stored."""
+        # Seconds of stored rows that have changed since.
         self.late_overheads: dict[int, float] = {}
-        """Seconds of stored rows that have changed since."""
+        # Details of stored rows that were set since.
         self.late_details: dict[int, Detail] = {}
-        """Details of stored rows that were set since."""
+        # Ids of the jobs that were rejected, and the details of these events.
         self.rejects: list[tuple[str, Detail | None]] = []
-        """Ids of the jobs that were rejected, and the details of these events."""
         self._clear()
 
     def _clear(self) -> None:
+        # The rows, one after the other.
         self._packed = bytearray()
-        """The rows, one after the other."""
         self.details: dict[int, Detail] = {}
+        # Job ids by their code in the column.
         self.jobs: list[str] = []
-        """Job ids by their code in the column."""
+        # Placements as JSON text, by their code in the column.
         self.places: list[str] = []
-        """Placements as JSON text, by their code in the column."""
         self.texts: dict[str, Sequence[str]] = {
             "job": self.jobs,
             "event": EVENT_NAMES,

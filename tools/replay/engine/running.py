@@ -54,18 +54,18 @@ class RunningJobs:
         self._progress = simulated.progress()
         self._segment_end = simulated.quirks.segment_end
         self._interference = Interference(simulated.interference) if simulated.interference else None
+        # Whether jobs slow each other down across nodes.
         self.interfere = self._interference is not None
-        """Whether jobs slow each other down across nodes."""
         self._reveals_work = reveals_work
+        # Whether nothing but its GPUs and its batch says how a job advances.
         self._is_plain = (
             type(self._progress) is SampleProgress
             and self._segment_end is exact_end
             and not (self.interfere or reveals_work or simulated.measured)
         )
-        """Whether nothing but its GPUs and its batch says how a job advances."""
         self._held: dict[str, RunningJob] = {}
+        # Jobs that have paid what a start costs and trained since.
         self._trained: set[str] = set()
-        """Jobs that have paid what a start costs and trained since."""
 
     def arrive(self, job: JobState) -> None:
         """A job has arrived. Its work is hidden from policies as far as they may not see it."""
@@ -317,8 +317,8 @@ class Agenda:
 
     def __init__(self) -> None:
         self._heap: list[AgendaEntry] = []
+        # When the first entry is, void or not: nothing is due before.
         self.first_s = math.inf
-        """When the first entry is, void or not: nothing is due before."""
         self._plans: dict[str, int] = {}
         self._version = 0
 

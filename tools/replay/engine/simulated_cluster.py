@@ -84,10 +84,10 @@ class Interference:
 
     def __init__(self, part: float) -> None:
         self._slowed = 1.0 - part
+        # Nodes of each job that spans several.
         self._nodes: dict[str, tuple[str, ...]] = {}
-        """Nodes of each job that spans several."""
+        # The same by node.
         self._beside: dict[str, set[str]] = {}
-        """The same by node."""
         self._last: dict[str, float] = {}
         self._stale: set[str] = set()
 

@@ -127,17 +127,17 @@ class RowBlock:
         self.columns = dict(columns)
         self.others = others
         self.live: Marks = np.ones(len(lines), dtype=bool)
+        # By row.
         self.problems: dict[int, list[Problem]] = {}
-        """By row."""
+        # Reason and number of rows.
         self.dropped: list[tuple[str, int]] = []
-        """Reason and number of rows."""
+        # Rows that were there before.
         self.repeated = 0
-        """Rows that were there before."""
+        # First row of those that a sentence holds for, the sentence, how many they are, and the place of the
+        # first if it is named.
         self.assumed: list[tuple[int, str, int, str]] = []
-        """First row of those that a sentence holds for, the sentence, how many they are, and the place of the
-        first if it is named."""
+        # By column, of which some have several names.
         self._words: dict[int, WordColumn] = {}
-        """By column, of which some have several names."""
 
     def __len__(self) -> int:
         return len(self.lines)

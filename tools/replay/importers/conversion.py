@@ -57,16 +57,16 @@ class JobIds:
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
+        # Ids that are not in the set yet.
         self._columns: list[pa.Array] = []
-        """Ids that are not in the set yet."""
+        # Of all of these, sorted; each array is at least twice as long as the next.
         self._hashes: list[NDArray[np.uint64]] = []
-        """Of all of these, sorted; each array is at least twice as long as the next."""
+        # The last number that was put behind a repeated id.
         self._numbers: dict[str, int] = {}
-        """The last number that was put behind a repeated id."""
+        # Keys of rows that are not in the set yet.
         self._rows: list[NDArray[np.uint64]] = []
-        """Keys of rows that are not in the set yet."""
+        # Id and key of rows; see `is_repeated`.
         self._listed_rows: set[tuple[str, int]] = set()
-        """Id and key of rows; see :meth:`is_repeated`."""
 
     def new(self, text: str, assume: Callable[[str], None]) -> str:
         """An id made of ``text``: unused characters become ``_``, a repeated id gets ``-2``, ``-3``, …

@@ -186,8 +186,8 @@ class _CsvBlocks:
         self.source, self.needed, self.delimiter, self.any_case = source, needed, delimiter, any_case
         self.quoted, self.written_by, self.free = quoted, written_by, free
         self.header: list[str] | None = None
+        # The header as the file has it.
         self.written: Sequence[str] = ()
-        """The header as the file has it."""
         self.line = 0
 
     def take_header(self, names: Sequence[str]) -> None:

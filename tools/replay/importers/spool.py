@@ -31,8 +31,8 @@ class Columns:
     def __init__(self) -> None:
         self._waiting: list[Sequence[str | pa.Array | None]] = []
         self._bytes = 0
+        # Of the blocks in the file; True stands for an array.
         self._layouts: list[list[str | bool | None]] = []
-        """Of the blocks in the file; True stands for an array."""
         self._file: IO[bytes] | None = None
 
     def close(self) -> None:

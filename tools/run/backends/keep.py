@@ -180,8 +180,8 @@ class Helpers:
         env = os.environ if account is None else account.env
         self._orders = {name: env.pop(name) for name in _HELPERS if name in env}
         self._code_file, self._account = code_file, account
+        # Their standard input ends when this does, also if this process is killed.
         self._end = -1
-        """Their standard input ends when this does, also if this process is killed."""
         self.pids: list[int] = []
 
     @staticmethod
@@ -252,8 +252,8 @@ class Words:
 
     def __init__(self, code_file: str, shown: str, account: KeptAccount | None) -> None:
         self.shown = shown or code_file
+        # The rights for the code file and what lies beside it.
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
-        """The rights for the code file and what lies beside it."""
         self._code_file, self._account = code_file, account
         self._scratch = give_scratch(self.shown, os.environ if account is None else account.env)
 
@@ -552,8 +552,8 @@ class Logs:
     """
 
     def __init__(self, code_file: str) -> None:
+        # Seconds until the next look: fewer while output grows fast.
         self.next_s = LOOK_S
-        """Seconds until the next look: fewer while output grows fast."""
         self._folder = os.path.join(os.path.dirname(code_file), "logs")
         self._unit, self._sizes = _unit(code_file), dict[str, int]()
         self._looked_s = self._sought_s = float("-inf")

@@ -28,8 +28,8 @@ class UnitLimits:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        # UUIDs of the cards that GPUs are, or are instances of, by the names in CUDA_VISIBLE_DEVICES.
         self.cards: dict[str, str] = {}
-        """UUIDs of the cards that GPUs are, or are instances of, by the names in CUDA_VISIBLE_DEVICES."""
 
     @cached_property
     def place(self) -> Place:

@@ -85,21 +85,21 @@ class LocalBackend:
     def __init__(self, cluster: Cluster, jobs: Path) -> None:
         self._cluster = cluster
         self._jobs = jobs
+        # Births by pid of the keepers that this process has started and not yet reaped.
         self._children: dict[int, str] = {}
-        """Births by pid of the keepers that this process has started and not yet reaped."""
         self._watched = Watched()
         self._waker = Waker()
+        # Of attempts with running units.
         self._folders: dict[Handle, FolderCache] = {}
-        """Of attempts with running units."""
+        # Which units of an attempt ran at the last look.
         self._left: dict[Handle, list[UnitStatus | None]] = {}
-        """Which units of an attempt ran at the last look."""
+        # Of attempts started by this process: a job may remove its own folder.
         self._launched: dict[Handle, LaunchRecord] = {}
-        """Of attempts started by this process: a job may remove its own folder."""
+        # By the note of a container, the process that removes it.
         self._ending: dict[Path, int] = {}
-        """By the note of a container, the process that removes it."""
         self._nodes: Sequence[NodeInfo] | None = None
+        # What units may take of this machine.
         self.limits = UnitLimits(cluster)
-        """What units may take of this machine."""
 
     def nodes(self) -> Sequence[NodeInfo]:
         """The nodes of the cluster file, with the GPUs that they name or this machine's in order.

@@ -291,8 +291,8 @@ class Waker:
 
     def __init__(self) -> None:
         self._next_s: dict[int, float] = {}
+        # By keeper, which has adopted its other children.
         self._commands: dict[int, int] = {}
-        """By keeper, which has adopted its other children."""
         self._idle: dict[int, bool] = {}
 
     def look(self, keeper: int) -> bool:

@@ -33,11 +33,11 @@ class TreeMeter:
     def __init__(self, path: str, gpus: str = "") -> None:
         self._path = path
         self._gpus = GpuMeter([name for name in gpus.split(",") if name])
+        # CPU seconds of each process, by pid and start; those that have ended are still counted.
         self._cpu_s: dict[tuple[int, int], float] = {}
-        """CPU seconds of each process, by pid and start; those that have ended are still counted."""
         self._gpu_s = 0.0
+        # (time, CPU seconds, GPU seconds) of the looks within the window.
         self._points: deque[tuple[float, float, float]] = deque()
-        """(time, CPU seconds, GPU seconds) of the looks within the window."""
 
     def look(self) -> None:
         """An error of the system only leaves the file as it is."""

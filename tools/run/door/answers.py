@@ -78,12 +78,12 @@ class Foresight:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._places = threading.BoundedSemaphore(AT_ONCE)
+        # By account: one question at a time.
         self._turns: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
-        """By account: one question at a time."""
+        # Milliseconds of the processor by account that are not charged yet.
         self._spent: Counter[int] = Counter()
-        """Milliseconds of the processor by account that are not charged yet."""
+        # Of what was spent.
         self._lock = threading.Lock()
-        """Of what was spent."""
 
     def of(self, request: Foresee, who: Person, seen: Collection[str], own: Collection[str]) -> bytes:
         """The answer, as JSON, about the jobs that the account sees.
@@ -155,16 +155,16 @@ class DoorAnswers:
 
     def __init__(self, dirs: StateDir) -> None:
         self._dirs = dirs
+        # Of all below.
         self._lock = threading.Lock()
-        """Of all below."""
         self._view = LogView(dirs, keeps_events=True)
         self._spool = Spool(dirs)
         self._watcher = Watcher(dirs.path, view=self._view)
         self._meter = UseMeter(dirs.path, watcher=self._watcher)
         self._looked: dict[bool, tuple[float, Status]] = {}
         self._foresight = Foresight(dirs.path)
+        # By account: it has the whole log read once at a time.
         self._heavy: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
-        """By account: it has the whole log read once at a time."""
 
     def to(
         self, request: asked.Asked, who: Person, roles: Roles, limits: AccountLimits

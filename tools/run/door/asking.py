@@ -67,8 +67,8 @@ class _Client:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._dirs = StateDir(state.resolve())
+        # Set if the run is on another host, which letters reach.
         self._munge = munge_for(self._dirs)
-        """Set if the run is on another host, which letters reach."""
 
     # Orders.
 

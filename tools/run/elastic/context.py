@@ -53,8 +53,8 @@ class WorkerContext(Context):
         self.folder, self.worker = folder, worker
         self.attempt = folder.attempt(plan.attempt)
         self._attempt = plan.attempt
+        # The workers that train together, or start together.
         self.known = frozenset[int]()
-        """The workers that train together, or start together."""
         self.follow(plan)
 
     @property

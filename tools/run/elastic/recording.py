@@ -157,12 +157,12 @@ class Recorder:
     def __init__(self, folder: RunFolder, order: RecordingOrder, attempt: int, worker: int) -> None:
         self.folder, self.order = folder, order
         self._attempt, self._worker = attempt, worker
+        # Layers that were switched off.
         self.dropouts = self.norms = 0
-        """Layers that were switched off."""
+        # By place in the order of the epoch, digests of what this worker got for that sample.
         self._rows: dict[int, set[str]] = {}
-        """By place in the order of the epoch, digests of what this worker got for that sample."""
+        # As it was when the loop body got the batch.
         self._generator: torch.Tensor | None = None
-        """As it was when the loop body got the batch."""
 
     def change(self, model: nn.Module) -> None:
         """Take out of a model what differs by design, and set its precision."""

@@ -75,10 +75,10 @@ class Reporter:
     """
 
     def __init__(self, context: WorkerContext) -> None:
+        # Smoothed seconds of a step; 0 before the first one.
         self.usual_step_s = 0.0
-        """Smoothed seconds of a step; 0 before the first one."""
+        # The same without what this worker waits for others; 0 if that is not known.
         self.own_step_s = 0.0
-        """The same without what this worker waits for others; 0 if that is not known."""
         self._context = context
         self._batch: int | None = None
         self._due_s = self._keep_due_s = 0.0
@@ -91,8 +91,8 @@ class Reporter:
         self._loss = Mean()
         self._steps = Mean()
         self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
+        # What the log has since the last change; the first of its kind does not wait for `history_s`.
         self._kept: set[str] = set()
-        """What the log has since the last change; the first of its kind does not wait for ``history_s``."""
 
     def turn_to(self, global_batch: int, change: WorkerChange | None = None) -> None:
         self._batch, self._change, self._steps, self.own_step_s = global_batch, change, Mean(), 0.0
@@ -223,11 +223,11 @@ class _Newest:
 
     def __init__(self, context: WorkerContext) -> None:
         self.warnings = 0
+        # Since the last report.
         self.loss = Mean()
-        """Since the last report."""
         self.own_s: tuple[float, ...] | None = None
+        # `step_seconds` and `noise_scale` under this plan, as far as known.
         self.measured: dict[str, float] = {}
-        """``step_seconds`` and ``noise_scale`` under this plan, as far as known."""
         self._context = context
         self._batch = 0
         self._before: tuple[float, int] | None = None
@@ -351,8 +351,8 @@ class EventHistory:
         self._count = 0
         self._checkpoint_due_s = self._warning_due_s = 0.0
         self._warnings = 0
+        # Columns that were logged as not finite.
         self._not_finite = set[str]()
-        """Columns that were logged as not finite."""
 
     def begin(self, global_batch: int) -> None:
         self._batch, attempt = global_batch, self._context.attempt
@@ -453,8 +453,8 @@ class NoiseMeter:
     """
 
     def __init__(self) -> None:
+        # The shapes of the gradients, and copies of the numbers that are looked at.
         self._before: tuple[list[torch.Size], list[torch.Tensor]] | None = None
-        """The shapes of the gradients, and copies of the numbers that are looked at."""
         self._signal = 0.0
         self._noise = 0.0
         self._pairs = 0

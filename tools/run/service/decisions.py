@@ -64,11 +64,11 @@ class Decisions:
         self.session = session
         self.asked_s = asked_s
         self._forgiving = forgiving
+        # Counts decisions after which jobs are there, none runs and none is to come.
         self.idle_limit = IdleLimit()
-        """Counts decisions after which jobs are there, none runs and none is to come."""
         self._forecasts = ForecastLog()
+        # Errors of the policy since its last answer: each is reported once.
         self._reported: set[str] = set()
-        """Errors of the policy since its last answer: each is reported once."""
 
     def ask_at_s(self) -> float:
         """When the policy is asked next if nothing happens."""
@@ -198,18 +198,18 @@ class Arrivals:
         self._session = session
         self._clock = clock
         self._origin_s = origin_s
+        # Jobs of the schedule that are still to come, in order of their times.
         self.ahead = sorted(ahead, key=lambda job: (job.submit_time, job.id))
-        """Jobs of the schedule that are still to come, in order of their times."""
         self._check = JobCheck(session.cluster, session.speeds, session.policy, session.demand)
+        # Jobs that could not be taken up for an error, with the reasons.
         self._refused: dict[str, str] = {}
-        """Jobs that could not be taken up for an error, with the reasons."""
         self._faults = Faults(state.dirs.path, self._refused.setdefault)
         self._spool = Spool(state.dirs)
         self._awaited = bool(self._spool.requests())
+        # Jobs that the last requests have changed.
         self.updated: list[str] = []
-        """Jobs that the last requests have changed."""
+        # The accounts that submitted the jobs of the requests at hand, where several share the run.
         self._submitters: dict[str, int] = {}
-        """The accounts that submitted the jobs of the requests at hand, where several share the run."""
 
     @property
     def more_to_come(self) -> bool:

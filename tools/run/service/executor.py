@@ -96,8 +96,8 @@ class Executor:
         self._nodes_due_s = clock()
         self.targets: dict[str, Assignment] = {}
         self.gangs: dict[str, Gang] = {}
+        # The log's evidence against slots: of free ones those with the least are taken.
         self.suspects = Suspects()
-        """The log's evidence against slots: of free ones those with the least are taken."""
         self.backend = backend
         self._dirs = dirs
         self._clock = clock
@@ -107,8 +107,8 @@ class Executor:
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnclearJobs(backend, timeouts)
+        # Jobs whose units could not be looked at last: nothing is changed on what is no longer so.
         self._unseen: set[str] = set()
-        """Jobs whose units could not be looked at last: nothing is changed on what is no longer so."""
         self._notices = Notices()
         self._log = RunLog()
 
@@ -535,12 +535,11 @@ class Condemned:
         self._backend = backend
         self._next_handle = next_handle
         self._reasons: dict[str, str] = {}
+        # By job, since when it could be neither stopped nor looked at.
         self._unseen_s: dict[str, float] = {}
-        """By job, since when it could be neither stopped nor looked at."""
+        # Jobs of which that has been so for `UNSEEN_S`: they have failed, and are not waited for.
+        # What may run of them keeps its slots until it is known to be gone.
         self.out_of_sight = set[str]()
-        """Jobs of which that has been so for :data:`UNSEEN_S`: they have failed, and are not waited for.
-        What may run of them keeps its slots until it is known to be gone.
-        """
 
     @property
     def jobs(self) -> Set[str]:

@@ -182,8 +182,8 @@ class Gang:
         self.files = handle.job_files
         self.tail = Tail(handle.files.progress, skip=seen)
         self.progress = ProgressFile(self.files.progress)
+        # Reads the reports of a script that writes no events of its own.
         self.script: ScriptReports | None = None
-        """Reads the reports of a script that writes no events of its own."""
         if not target.job.changes_in_place:
             before = None if seen else ProgressFile(self.files.progress).fresh()
             self.script = ScriptReports(plan, started=seen > 0, before=before)
@@ -192,10 +192,10 @@ class Gang:
         self._timeouts = timeouts
         members = self._members = GangMembers(handle.files, plan)
         self._setback: Setback | None = None
+        # Workers that trained and are gone, and since when, until that is reported.
         self._gone: dict[int, float] = {}
-        """Workers that trained and are gone, and since when, until that is reported."""
+        # Workers that were killed because they stood still.
         self._silenced = set[int]()
-        """Workers that were killed because they stood still."""
         self._told = plan.generation if self._members.trains() is None else 0
         told = Tail(handle.files.progress)
         for event in islice(chain.from_iterable(iter(told.read, [])), seen):
@@ -206,8 +206,8 @@ class Gang:
         self._at_break: tuple[UnitStatus, ...] = ()
         self._lifetimes = Lifetimes()
         self._stacks = LastStacks(handle.files, lambda worker: str(members.slot(worker)))
+        # Units that are to be killed, and when: their workers are asked for their stacks before.
         self._overdue: dict[int, float] = {}
-        """Units that are to be killed, and when: their workers are asked for their stacks before."""
 
     @property
     def stopping(self) -> bool:

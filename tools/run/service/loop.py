@@ -167,13 +167,13 @@ class Loop:
         spec_of = partial(spec_on_clock, state.log, origin_s=origin_s)
         session.ended = self._ended = states_kept_small(session.ended, spec_of)
         self._retries = retries
+        # When limits are looked at again.
         self._limits_s = 0.0
-        """When limits are looked at again."""
         self._follow = follow
         self._arrivals = Arrivals(state, session, clock, origin_s, ahead)
         self._decisions = Decisions(session, schedule.time, forgiving=follow) if asks else None
+        # Jobs that an error ends, with the reasons, until the log has them.
         self._given_up: dict[str, str] = {}
-        """Jobs that an error ends, with the reasons, until the log has them."""
         self._faults = Faults(state.dirs.path, self._given_up.setdefault)
         self._looked_s = 0.0
         self._rule = schedule.cluster.idle
@@ -181,10 +181,10 @@ class Loop:
         slow = schedule.cluster.stragglers
         self._stragglers = None if slow is None else StragglerWatch(slow)
         self._ask = False
+        # Jobs that gave up all at the last requests.
         self._stopped: Sequence[str] = ()
-        """Jobs that gave up all at the last requests."""
+        # All jobs were asked to stop.
         self.drained = False
-        """All jobs were asked to stop."""
 
     # Stop conditions.
 

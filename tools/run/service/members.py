@@ -47,13 +47,13 @@ class GangMembers:
         self._sightings: dict[int, Sighting] = {}
         self._beats, self._keeper_beats = Heartbeats(), Heartbeats()
         self._silent = frozenset[int]()
+        # When silent workers were last found so.
         self._found_s: dict[int, float] = {}
-        """When silent workers were last found so."""
         self._looked_s = self._counted_s = float("-inf")
         self._idle_since_s: dict[int, float] = {}
         self._folder = FolderCache(files.path)
+        # The newest one and the one that trains, by generation.
         self._plans: dict[int, Plan] = {}
-        """The newest one and the one that trains, by generation."""
         with own_files():
             self._add_former(plan)
         self.add(plan)

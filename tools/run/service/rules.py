@@ -47,8 +47,8 @@ class IdleWatch:
     def __init__(self, rule: IdleRule) -> None:
         self._rule = rule
         self._since_s: dict[str, float] = {}
+        # The most that each of these jobs has used since then.
         self._most: dict[str, float] = {}
-        """The most that each of these jobs has used since then."""
         self._places: Mapping[str, object] = {}
         self._named = set[str]()
         self._looked_s = float("-inf")

@@ -187,8 +187,8 @@ class LastStacks:
     def __init__(self, attempt: AttemptDir, where: Callable[[int], str]) -> None:
         self._attempt, self._where = attempt, where
         self._mark = ""
+        # The file that holds them.
         self.kept: Path | None = None
-        """The file that holds them."""
 
     def ask(self) -> None:
         """Ask once; a failure costs the stacks and nothing else."""

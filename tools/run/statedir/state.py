@@ -58,8 +58,8 @@ class Clock:
     def __init__(
         self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
     ) -> None:
+        # Seconds of the clock that cannot be set: deadlines are measured with it.
         self.steady = steady
-        """Seconds of the clock that cannot be set: deadlines are measured with it."""
         self._wall = wall
         self._shown_s = wall()
         self._looked_s = steady()
@@ -140,8 +140,8 @@ class State:
         try:
             if shared:
                 make_shared(self.dirs)
+            # Seconds since the log was last written, when this process began.
             self.quiet_s = passed_since(self.dirs.events)
-            """Seconds since the log was last written, when this process began."""
             self._view = view or LogView(self.dirs, keeps_events=True)
             self.log = self._whole_log()
             running = sorted(job_id for job_id, job in self.log.active.items() if job.gpus)
@@ -153,8 +153,8 @@ class State:
             self._lock.release()
             raise
         self._sinks: list[Sink] = []
+        # What a snapshot needs besides the log; without it none is written.
         self.rebuilding: Rebuilding | None = None
-        """What a snapshot needs besides the log; without it none is written."""
         self._in_snapshot, snapshot_bytes = self._view.in_snapshot
         self._pause_bytes = snapshot_bytes // 8
 

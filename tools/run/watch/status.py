@@ -550,8 +550,8 @@ class LiveState:
         self.now_s = max(time.time(), self.log.last_s)
         self.policy = policy_in_use(self.log.info, self._schedule)
         self.cluster: Cluster = self.log.info.cluster
+        # Samples per second of running jobs; known once a session was made.
         self.measured: Mapping[str, float] = {}
-        """Samples per second of running jobs; known once a session was made."""
         self.profile: Profile | None = None
         self._events: list[Event] | None = None
 

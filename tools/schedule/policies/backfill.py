@@ -62,8 +62,8 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
+        # The last turn of each block.
         self._lasts: list[_Turn] = []
-        """The last turn of each block."""
 
     def __bool__(self) -> bool:
         return bool(self._blocks)
@@ -149,8 +149,8 @@ class WaitingJobs:
         self.line = WaitingLine()
         self._by_kind = by_kind
         self._kinds: dict[_QueueKind, WaitingLine] = {}
+        # Where each job is in line: a priority may change before its job is taken out.
         self._of: dict[str, tuple[_QueueKind | None, _Turn]] = {}
-        """Where each job is in line: a priority may change before its job is taken out."""
         for job in jobs:
             self.add(job, snapshot)
 

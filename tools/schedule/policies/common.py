@@ -379,8 +379,8 @@ class Contention:
 
     def __init__(self) -> None:
         self._time_s = self._job_seconds = 0.0
+        # Time of the arrival of each active job, and the job-seconds until then.
         self._begun: dict[str, tuple[float, float]] = {}
-        """Time of the arrival of each active job, and the job-seconds until then."""
 
     def follow(self, changes: Sequence[Change], time_s: float) -> None:
         for change in changes:

@@ -74,16 +74,16 @@ class ElasticFlow(Policy):
         self.unadmitted = unadmitted
         self.rescale_s = rescale_s
         self.late_blocks = late_blocks
+        # GPU type by job.
         self._admitted: dict[str, str] = {}
-        """GPU type by job."""
+        # Shares of admitted jobs when the last one was admitted: a smaller share now would last longer, and
+        # might cost another job its deadline.
         self._promised: dict[str, int] = {}
-        """Shares of admitted jobs when the last one was admitted: a smaller share now would last longer, and
-        might cost another job its deadline."""
+        # Jobs that were not admitted and run best-effort.
         self._declined: set[str] = set()
-        """Jobs that were not admitted and run best-effort."""
         self._reasons: dict[str, str] = {}
+        # Whether an admitted job can no longer end in time, even alone.
         self._is_late = False
-        """Whether an admitted job can no longer end in time, even alone."""
 
     def chooses_nodes(self) -> bool:
         return True
@@ -211,19 +211,19 @@ class _Planned:
     def __init__(self, job: JobState, plans: Plans, policy: ElasticFlow, snapshot: Snapshot) -> None:
         self.job = job
         self.turn = (job.deadline_s, job.arrival)
+        # With samples per second, both ascending.
         self.sizes = _sizes(job, plans.kind, plans.gpus, snapshot.speeds)
-        """With samples per second, both ascending."""
         self._numbers = [size for size, _ in self.sizes]
+        # The least that its share is to be.
         self.promised = policy.promised(job)
-        """The least that its share is to be."""
         self._deadline_s = job.deadline_s
         self._left = job.remaining_samples(snapshot.time_s) or 0.0
         self._lost_s = policy.lost_s(job, snapshot.speeds)
         self._held = job.gpus if job.gpu_type == plans.kind else 0
         least_s = (snapshot.time_s + self._left / rate for _, rate in self.sizes)
         late_s = self._deadline_s * (1 + 2 * _ROUNDING)
+        # Sizes that do not end it in time, whatever else is free: it has more to do than that.
         self._too_small = sum(1 for _ in takewhile(lambda end_s: end_s > late_s, least_s))
-        """Sizes that do not end it in time, whatever else is free: it has more to do than that."""
         self._alone: dict[int, _Plan] = {}
 
     def ends_in_time(self, free: FreeLater) -> bool:
@@ -291,10 +291,10 @@ class _Filled:
     def __init__(self, everything: FreeLater) -> None:
         self._everything = everything
         self.plans: list[_Plan] = []
+        # The first jobs that all have from now on, beside each other, what they would have alone.
         self._beside = 0
-        """The first jobs that all have from now on, beside each other, what they would have alone."""
+        # Before each job after those, and after the last one; none where there are no others.
         self._free: list[FreeLater] = []
-        """Before each job after those, and after the last one; none where there are no others."""
 
     def until(self, count: int) -> _Filled:
         """The first ``count`` plans, as far as they are to be kept while another job comes after them."""
@@ -342,12 +342,12 @@ class Plans:
         self.kind, self.gpus = kind, gpus
         self._policy, self._snapshot = policy, snapshot
         self._everything = FreeLater([snapshot.time_s], np.array([gpus]))
+        # In order of deadline. Each would end in time alone.
         self.jobs: list[_Planned] = []
-        """In order of deadline. Each would end in time alone."""
+        # Their plans, made when asked for.
         self._filled: _Filled | None = None
-        """Their plans, made when asked for."""
+        # Their plans if no share were promised.
         self._anew: _Filled | None = None
-        """Their plans if no share were promised."""
 
     def add(self, job: JobState) -> bool:
         """Plan a job that was admitted before; False if it can no longer end in time."""

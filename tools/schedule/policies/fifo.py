@@ -43,10 +43,10 @@ class Fifo(Policy):
     def __init__(self, backfill: Backfill = "none") -> None:
         self.backfill: Backfill = backfill
         self._waiting: WaitingJobs | None = None
+        # Jobs that hold GPUs, for `easy`; some have given them up since.
         self._running: dict[str, JobState] = {}
-        """Jobs that hold GPUs, for ``easy``; some have given them up since."""
+        # By type; empty: to be looked at.
         self._gpus_up: Mapping[str, int] = {}
-        """By type; empty: to be looked at."""
 
     def counts_on_work(self, jobs: Iterable[Job]) -> bool:
         return self.backfill == "easy"

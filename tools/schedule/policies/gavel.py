@@ -81,10 +81,10 @@ class Gavel(Policy):
         self.renew_s = renew_s
         self._accounts: Accounts | None = None
         self._renewal = _UNSOLVED
+        # By job, how soon it gets GPUs that the fractions leave idle: the largest first.
         self._spare: Mapping[str, float] = {}
-        """By job, how soon it gets GPUs that the fractions leave idle: the largest first."""
+        # The last problem and its solution.
         self._solved: tuple[object, dict[Kind, Fractions]] | None = None
-        """The last problem and its solution."""
 
     def counts_on_work(self, jobs: Iterable[Job]) -> bool:
         return False
@@ -533,8 +533,8 @@ class _Programs:
         self._shape = gains.shape
         self._weights = weights
         self._capacity = capacity
+        # Of kinds that are fixed.
         self._levels = np.full(len(gains), np.nan)
-        """Of kinds that are fixed."""
 
     def solve(self, most: int | None) -> Floats:
         """Raise the level until every kind is fixed, or ``most`` times."""
@@ -585,14 +585,14 @@ class Accounts:
 
     def __init__(self, gpu_types: Sequence[str]) -> None:
         self.gpu_types = tuple(gpu_types)
+        # By job.
         self.rows: dict[str, int] = {}
-        """By job."""
         self.since_s = 0.0
+        # [job, type] parts of the time that it is entitled to since then.
         self.fractions: Floats = np.zeros((0, len(self.gpu_types)))
-        """[job, type] parts of the time that it is entitled to since then."""
         self._entitled_s, self._received_s = self.fractions, self.fractions
+        # [job] all its service until then.
         self._attained_gpu_s = np.zeros(0)
-        """[job] all its service until then."""
 
     def follow(self, jobs: Sequence[JobState], fractions: Floats, time_s: float) -> None:
         """Keep the accounts until now; from now on jobs are entitled to these ``fractions``, [job, type].

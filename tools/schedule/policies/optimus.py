@@ -107,8 +107,8 @@ class Optimus(Policy):
 
     def __init__(self, placement: Literal["compact", "emptiest"] = "compact") -> None:
         self.placement = placement
+        # GPU type, its table and the most GPUs of each active job.
         self._known: dict[str, tuple[str, _NextSizes, int]] = {}
-        """GPU type, its table and the most GPUs of each active job."""
 
     def chooses_nodes(self) -> bool:
         return self.placement == "emptiest"

@@ -120,8 +120,8 @@ class Shockwave(Policy):
         self.restraint = restraint
         self._contention = Contention()
         self._planned_s = -math.inf
+        # Rounds of the window in which each job trains.
         self._plan: dict[str, list[int]] = {}
-        """Rounds of the window in which each job trains."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         self._contention.follow(snapshot.changes, snapshot.time_s)

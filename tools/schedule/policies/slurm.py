@@ -229,16 +229,16 @@ class Slurm(Policy):
         self._fair = FairShares(_numbers("shares", shares))
         self._usage = GpuUsage(priority_decay_half_life_s)
         self._records: dict[str, _Record] = {}
+        # Those that wait, by turn.
         self._queue: list[_Record] = []
-        """Those that wait, by turn."""
+        # GPUs of jobs that the last decision changed.
         self._decided: dict[str, int] = {}
-        """GPUs of jobs that the last decision changed."""
         self._decided_s = -math.inf
+        # When priorities were computed last; None: this object has not been asked yet.
         self._calculated_s: float | None = None
-        """When priorities were computed last; None: this object has not been asked yet."""
         self._backfilled_s = -math.inf
+        # Whether something has changed since the last backfill pass.
         self._stale = True
-        """Whether something has changed since the last backfill pass."""
         self._is_loaded = False
 
     def _check(self) -> None:

@@ -80,8 +80,8 @@ class Tiresias(Policy):
             raise ValueError("parameter promote_after: expected 0 or more")
         self._skewed = frozenset(filter(None, skewed.split(",")))
         self._members: dict[str, _Member] = {}
+        # By turn.
         self._order: list[_Member] = []
-        """By turn."""
 
     def chooses_nodes(self) -> bool:
         return self.placement == "emptiest" or bool(self._skewed)
@@ -289,8 +289,8 @@ class TiresiasGittins(Tiresias):
         self.history_gpu_hours = history_gpu_hours
         self._quantum = self._thresholds[0] if quantum_gpu_hours is None else _HOUR_S * quantum_gpu_hours
         self._stated = _stated(history_gpu_hours)
+        # GPU-seconds of the jobs that finished, in order of their ends.
         self._seen: list[float] = []
-        """GPU-seconds of the jobs that finished, in order of their ends."""
         self._services = Services(self._stated)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:

@@ -353,10 +353,10 @@ class Demands:
     def __init__(self, capacities: Capacities, index: Mapping[str, int], jobs: Iterable[JobState]) -> None:
         self._capacities = capacities
         self._index = index
+        # By node; a node that is missing is untouched.
         self._left: dict[int, dict[str, float]] = {}
-        """By node; a node that is missing is untouched."""
+        # Jobs without GPUs by node.
         self._on_cpus = Counter[int]()
-        """Jobs without GPUs by node."""
         for job in jobs:
             self.book(job, job.placement, job.servers)
 

@@ -55,32 +55,32 @@ class ClusterState:
         sharing = GpuSharing(cluster, throughput) if cluster.shares_gpus else None
         self.speeds = Speeds(throughput, self.nodes, sharing)
         self.free = FreeGpus(self.nodes)
+        # CPUs, memory and bandwidth of nodes, for jobs that state demands.
         self.capacities = Capacities(cluster.expanded())
-        """CPUs, memory and bandwidth of nodes, for jobs that state demands."""
+        # Active jobs, in order of submission.
         self.jobs: dict[str, JobState] = {}
-        """Active jobs, in order of submission."""
         self.ended: MutableMapping[str, JobState] = {}
+        # Jobs that have ended without having finished, and how.
         self.fell: dict[str, End] = {}
-        """Jobs that have ended without having finished, and how."""
+        # Jobs rejected without a decision of the policy, and why, until the log has them.
         self.turned_away: dict[str, str] = {}
-        """Jobs rejected without a decision of the policy, and why, until the log has them."""
+        # What happened since the policy was last asked.
         self.changes: list[Change] = []
-        """What happened since the policy was last asked."""
+        # Whether anything has happened since the last decision while there were jobs without GPUs.
         self.cores_change = False
-        """Whether anything has happened since the last decision while there were jobs without GPUs."""
+        # Samples per second of jobs that began or stopped sharing GPUs; the caller clears it.
         self.slowed: dict[str, float] = {}
-        """Samples per second of jobs that began or stopped sharing GPUs; the caller clears it."""
         self.withheld = Withheld()
         self.now_s = 0.0
+        # GPUs of the nodes that are up.
         self.up_gpus = sum(node.gpus for node in self.nodes)
-        """GPUs of the nodes that are up."""
         self._index = {node.name: node.index for node in self.nodes}
+        # By form the first job that arrived, of forms whose jobs keep their batch and nothing limits.
         self._alike: dict[JobForm, JobState] = {}
-        """By form the first job that arrived, of forms whose jobs keep their batch and nothing limits."""
         self.noted_until_s = 0.0
         self.commands = Commands()
+        # What teams have used, where teams share the cluster.
         self.usage: TeamUsage | None = None
-        """What teams have used, where teams share the cluster."""
         if cluster.shares is not None:
             from pliant.tools.schedule.shares import TeamUsage
 

@@ -34,24 +34,24 @@ class Commands:
     """
 
     def __init__(self) -> None:
+        # Active jobs that get no GPUs, and the user who holds them.
         self.held: dict[str, str] = {}
-        """Active jobs that get no GPUs, and the user who holds them."""
+        # Nodes that get no further work, and whether their jobs must leave at the next decision.
         self.drained: dict[str, bool] = {}
-        """Nodes that get no further work, and whether their jobs must leave at the next decision."""
+        # Jobs that keep their GPUs until they end, and the node that they finish on.
         self.bound: dict[str, str] = {}
-        """Jobs that keep their GPUs until they end, and the node that they finish on."""
+        # Jobs that wait for other jobs to end, and for which, in words.
         self.awaiting: dict[str, str] = {}
-        """Jobs that wait for other jobs to end, and for which, in words."""
+        # Those of them that can never start, and why.
         self.hopeless: dict[str, str] = {}
-        """Those of them that can never start, and why."""
+        # Jobs over the limit of their array, and the limit in words.
         self.in_line: dict[str, str] = {}
-        """Jobs over the limit of their array, and the limit in words."""
+        # Jobs over their user's limit, and the limit in words.
         self.limited: dict[str, str] = {}
-        """Jobs over their user's limit, and the limit in words."""
+        # Active jobs that need no GPU. The session places them beside what the policy decides.
         self.on_cpus: dict[str, bool] = {}
-        """Active jobs that need no GPU. The session places them beside what the policy decides."""
+        # Drained nodes that are down, and since when.
         self.vanished: dict[str, float] = {}
-        """Drained nodes that are down, and since when."""
 
     @property
     def hide_jobs(self) -> bool:

@@ -81,8 +81,8 @@ class DepartedJobs(MutableMapping[str, JobState]):
         """:param awaited: jobs that others start after; of the rest not even their end is kept."""
         self._awaited = awaited
         self._ids: set[str] = set()
+        # Of all these jobs together.
         self.moves = 0
-        """Of all these jobs together."""
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._ids

@@ -104,17 +104,17 @@ class TeamParts:
         self._looks_ahead = False
         self._entitled: dict[Owner, Entitlement] = {}
         self._claims: dict[Owner, Claim] = {}
+        # Free GPUs by type that owners get before others: those that were taken back for them.
         self._owed: dict[tuple[Owner, str], int] = {}
-        """Free GPUs by type that owners get before others: those that were taken back for them."""
+        # Owners for whose jobs CPUs, memory or bandwidth were taken back: they are placed before others.
         self._first: set[Owner] = set()
-        """Owners for whose jobs CPUs, memory or bandwidth were taken back: they are placed before others."""
+        # By job, whom the last decision gave GPUs that it had borrowed.
         self._taken: dict[str, str] = {}
-        """By job, whom the last decision gave GPUs that it had borrowed."""
         self._declined: dict[tuple[Owner, str], Declined] = {}
+        # How an owner's jobs were when others stopped for one; not again if it did not start.
         self._made_room: dict[tuple[Owner, str], tuple[int, int, str]] = {}
-        """How an owner's jobs were when others stopped for one; not again if it did not start."""
+        # GPUs by team and type of jobs that finish on drained nodes.
         self._bound: dict[str, Counter[str]] = {}
-        """GPUs by team and type of jobs that finish on drained nodes."""
 
     # What owners are entitled to, and what must come back.
 

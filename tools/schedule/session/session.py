@@ -79,46 +79,46 @@ class Session(ClusterState):
         """
         super().__init__(cluster, throughput)
         self.policy = policy
+        # Changes before `changes`, in a resumed session; `carry` says which still count.
         self.past: Sequence[Change] = ()
-        """Changes before ``changes``, in a resumed session; :meth:`carry` says which still count."""
         self.changes_seen = 0
         self.ask_again_s: float | None = None
+        # Rounds before this time may be skipped while `changes` is empty.
         self.quiet_until_s = -math.inf
-        """Rounds before this time may be skipped while ``changes`` is empty."""
         self.oracle = oracle if policy.asks_oracle else None
+        # Whether jobs leave GPUs that would slow them down.
         self._trims = policy.elasticity != "none" and self.oracle is None
-        """Whether jobs leave GPUs that would slow them down."""
         self.forecast = forecast or WorkForecast(seed=seed)
         self.demand = demand
+        # Jobs of the trace that have not arrived.
         self._to_come = {job.id: job for job in trace if not job.on_cpus} if policy.knows_future else {}
-        """Jobs of the trace that have not arrived."""
+        # Changes that `forecast` has learned from.
         self.foreseen_changes = 0
-        """Changes that ``forecast`` has learned from."""
         self.seed = seed
+        # The policy's only source of randomness.
         self.rng = lazy_rng(seed) if rng is None else rng
-        """The policy's only source of randomness."""
+        # Jobs that keep their GPUs for a time although the last decision wanted them changed.
         self.kept_until_s: Mapping[str, float] = {}
-        """Jobs that keep their GPUs for a time although the last decision wanted them changed."""
+        # What the last decision said of jobs that it admitted or rejected.
         self.admissions: Mapping[str, Mapping[str, Any]] = {}
-        """What the last decision said of jobs that it admitted or rejected."""
         self._rules = RuleBook(policy, self.nodes, self.speeds)
+        # The policies of the owners, where teams share the cluster; they are asked instead of `policy`.
         self._parts: TeamParts | None = None
-        """The policies of the owners, where teams share the cluster; they are asked instead of ``policy``."""
         if self.usage is not None:
             from pliant.tools.schedule.session.parts import TeamParts
 
             self._parts = TeamParts(policy, self.usage, self.nodes, self.speeds, self.capacities)
         self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds, pins=preemptible == "stated")
+        # Whether all jobs that share GPUs may do so under this policy.
         self._parted = policy.packs
-        """Whether all jobs that share GPUs may do so under this policy."""
+        # Whether the last decision was carried out and `Decision.outlasts_ends`.
         self._outlasts_ends = False
-        """Whether the last decision was carried out and :attr:`Decision.outlasts_ends`."""
+        # Changes at which the policy was not asked, before `changes`.
         self._unseen: list[Change] = []
-        """Changes at which the policy was not asked, before ``changes``."""
+        # Jobs that wait although the policy gave them GPUs; its next snapshot says so.
         self._refused: list[Change] = []
-        """Jobs that wait although the policy gave them GPUs; its next snapshot says so."""
+        # Jobs that have given GPUs back to other teams in the present decision.
         self._cut: set[str] = set()
-        """Jobs that have given GPUs back to other teams in the present decision."""
 
     def give_gpus_to_one_job(self) -> None:
         """No two jobs share GPUs any more; those that do are parted before the next decision."""
@@ -669,8 +669,8 @@ class ForecastLog:
     """Says when to record a job's predicted progress: once an epoch at most."""
 
     def __init__(self) -> None:
+        # By job: the epoch at which it is due, and how often it was.
         self._next: dict[str, tuple[float, int]] = {}
-        """By job: the epoch at which it is due, and how often it was."""
 
     def due(self, session: Session, time_s: float) -> list[tuple[JobState, dict[str, Any]]]:
         """Running jobs that are due, with the detail of their events."""

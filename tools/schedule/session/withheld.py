@@ -24,8 +24,8 @@ class Withheld:
         self._slots: dict[str, float] = {}
         self._pairs: dict[tuple[str, str], float] = {}
         self._jobs: dict[str, float] = {}
+        # When something is over; infinity: nothing is withheld.
         self.next_s = math.inf
-        """When something is over; infinity: nothing is withheld."""
 
     @property
     def out_of_service(self) -> Mapping[str, float]:

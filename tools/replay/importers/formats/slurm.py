@@ -231,10 +231,10 @@ class _Rows:
     def __init__(self, conversion: Conversion) -> None:
         self._conversion = conversion
         self._columns = Columns()
+        # Source and names of the columns of each block.
         self._layouts: list[tuple[str, Sequence[str]]] = []
-        """Source and names of the columns of each block."""
+        # By block, of each row: a number of its cluster and id.
         self._keys: list[NDArray[np.uint64]] = []
-        """By block, of each row: a number of its cluster and id."""
 
     def close(self) -> None:
         self._columns.close()

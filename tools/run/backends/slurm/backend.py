@@ -96,18 +96,18 @@ class SlurmBackend:
         self._controller = Controller(self._nodes)
         self.leases = Leases(cluster, dirs.path)
         self._attempts: dict[Handle, _Attempt] = {}
+        # Units that have ended, but whose srun has not.
         self._ended: list[SlurmUnit] = []
-        """Units that have ended, but whose srun has not."""
+        # Adopted attempts that were not polled yet: they may run anywhere.
         self._unseen: set[Handle] = set()
-        """Adopted attempts that were not polled yet: they may run anywhere."""
         self._serves = dict.fromkeys(self._nodes, True)
+        # Whether leases are needed.
         self._is_used = False
-        """Whether leases are needed."""
         self._looked_at: ControllerView | None = None
+        # When the keepers of a node were found silent.
         self._dead_s: dict[str, float] = {}
-        """When the keepers of a node were found silent."""
+        # Leases whose end was announced, by node, and when.
         self._announced: dict[str, tuple[str | None, float]] = {}
-        """Leases whose end was announced, by node, and when."""
         self._notice_s = max(LEAST_NOTICE_S, 2 * (cluster.slurm.notice_seconds or 0.0))
         self._addresses = Addresses()
 

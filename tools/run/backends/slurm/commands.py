@@ -415,11 +415,11 @@ class Controller:
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
+        # The newest, until another look succeeds.
         self.view: ControllerView | None = None
-        """The newest, until another look succeeds."""
         self.failure = ""
+        # Whether jobs of other accounts are looked for, too.
         self.of_all = False
-        """Whether jobs of other accounts are looked for, too."""
         self._nodes = tuple(nodes)
         self._nodes_s = float("-inf")
         self._look_s = float("-inf")
@@ -503,8 +503,8 @@ class Later:
         self.done = False
         self.text = ""
         self.failure = ""
+        # On the clock of this process.
         self.ended_s = float("inf")
-        """On the clock of this process."""
         self._argv, self._base = argv, base
         self._thread = threading.Thread(target=self._run, name="pliant-slurm")
         self._thread.start()

@@ -97,11 +97,11 @@ class SlurmJobsBackend:
         self._cluster, self._dirs = cluster, dirs
         self._controller = Controller(())
         self._attempts: dict[Handle, Attempt] = {}
+        # Jobs to cancel when they are listed, by name or id, and user, and when they were last cancelled.
         self._unwanted: dict[tuple[str, int], float] = {}
-        """Jobs to cancel when they are listed, by name or id, and user, and when they were last cancelled."""
+        # Of the jobs of attempts that this process has started or taken over. If another account is the
+        # owner, others are left over from what has ended, and are cancelled.
         self._names: set[str] = set()
-        """Of the jobs of attempts that this process has started or taken over. If another account is the
-        owner, others are left over from what has ended, and are cancelled."""
         self._looked_at: ControllerView | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:

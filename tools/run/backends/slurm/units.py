@@ -107,11 +107,11 @@ class SlurmUnit:
         self.srun: int | None = None
         self._files, self._started, self._talk = handle.files, started, talk
         self._tries = 0
+        # When srun was last started, and when it ended.
         self._since_s = self._ended_s = float("-inf")
-        """When srun was last started, and when it ended."""
         self._code = 0
+        # Whether Slurm ended the unit before any order was given.
         self._taken = False
-        """Whether Slurm ended the unit before any order was given."""
         self._ordered_s = time.monotonic() if self.order == "kill" else float("inf")
 
     @property

@@ -339,14 +339,14 @@ class Carried:
 
     def __init__(self, make: Callable[[int], Any], dim: int, training: Callable[[], HasRows]) -> None:
         self._make, self._dim, self._training = make, dim, training
+        # Of all rows, at the end of the last step; None at the start of an epoch.
         self._kept: Any = None
-        """Of all rows, at the end of the last step; None at the start of an epoch."""
+        # Of all rows, in a step that may not be counted yet.
         self._found: Any = None
-        """Of all rows, in a step that may not be counted yet."""
+        # The step; the epoch of what is kept, or found later.
         self._found_in = self._epoch = -1
-        """The step; the epoch of what is kept, or found later."""
+        # Of this worker's rows, the others zero, with the step and the division.
         self._partial: tuple[tuple[int, int], Any] | None = None
-        """Of this worker's rows, the others zero, with the step and the division."""
 
     @property
     def value(self) -> Any:

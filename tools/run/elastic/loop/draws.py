@@ -31,8 +31,8 @@ class OwnDraws:
         self._drawing = [module for model in models for module in _drawing(model)]
         self._device = device
         self._hooks: list[Any] = []
+        # None for one worker alone.
         self._rank: int | None = None
-        """None for one worker alone."""
         self._outer: list[torch.Tensor] = []
         self._depth = 0
 

@@ -41,8 +41,8 @@ class _Summation:
         self._sent = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
         is_small = is_plain and workers * tensor.nbytes <= _GATHERED_BYTES
+        # By rank, the tensor of each worker; none if the tensor is not gathered.
         self._gathered = [torch.empty_like(self._sent) for _ in range(workers)] if is_small else []
-        """By rank, the tensor of each worker; none if the tensor is not gathered."""
 
     def begin(self, backend: Any) -> dist.Work:
         """Start the exchange, whose end :meth:`complete` follows."""
@@ -73,8 +73,8 @@ class TolerantGroup:
     def __init__(self, inner: dist.ProcessGroup, *, tolerates: bool = True) -> None:
         self.workers = inner.size()
         self.error: RuntimeError | None = None
+        # Seconds that this worker has waited for exchanges.
         self.waited_s = 0.0
-        """Seconds that this worker has waited for exchanges."""
         self.tolerates = tolerates
         self._inner: dist.ProcessGroup | None = inner
         # the backend itself: calls skip PyTorch's dispatcher
@@ -254,8 +254,8 @@ class _Unit:
         self._workers = workers
         self.buckets: list[_Bucket] = []
         self.place: dict[torch.Tensor, _Bucket] = {}
+        # Number of the bucket whose exchange begins next.
         self.next = 0
-        """Number of the bucket whose exchange begins next."""
         self.add([one for one in self.parameters if one.requires_grad])
 
     def add(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -301,12 +301,12 @@ class Averaging:
     """
 
     def __init__(self) -> None:
+        # The pass under way exchanges nothing with other workers: it does not count.
         self.idle = False
-        """The pass under way exchanges nothing with other workers: it does not count."""
         self._group: TolerantGroup | None = None
         self._units: list[_Unit] = []
+        # The models with buffers, which all workers have from rank 0.
         self._buffers: list[nn.Module] = []
-        """The models with buffers, which all workers have from rank 0."""
         self._began: list[tuple[_Unit, _Bucket, dist.Work | None]] = []
 
     @property

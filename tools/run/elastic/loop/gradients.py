@@ -43,41 +43,41 @@ class Gradients:
             one for one in dict.fromkeys(every) if one.is_floating_point() or one.is_complex()
         ]
         self._averaging = Averaging() if averaging is None else averaging
+        # Called when the first gradient of a backward pass arrives.
         self.on_backward: Callable[[], None] = lambda: None
-        """Called when the first gradient of a backward pass arrives."""
         self.selected = True
+        # Whether gradients of a step are added to in the next one; None if not known yet.
         self.outlive: bool | None = None
-        """Whether gradients of a step are added to in the next one; None if not known yet."""
         self._accumulates = False
         self._weight, self._last = 1.0, True
+        # Parameters that the backward pass under way has reached.
         self._reached: list[nn.Parameter] = []
-        """Parameters that the backward pass under way has reached."""
         self._overlaps = False
+        # Blocks under way whose gradients are exchanged with later ones.
         self._deferring = 0
-        """Blocks under way whose gradients are exchanged with later ones."""
         self._deferred: dict[nn.Parameter, None] = {}
+        # Parameters whose gradients were averaged in the step.
         self._averaged: set[nn.Parameter] = set()
-        """Parameters whose gradients were averaged in the step."""
+        # Whether the step's first exchange is still to come.
         self._takes_buffers = True
-        """Whether the step's first exchange is still to come."""
+        # The script has zeroed gradients since the last step ended.
         self._zeroed = False
-        """The script has zeroed gradients since the last step ended."""
+        # Gradients of the micro-steps before.
         self._sum: dict[torch.Tensor, torch.Tensor] = {}
-        """Gradients of the micro-steps before."""
+        # Identity of the step under way.
         self._step = object()
-        """Identity of the step under way."""
         self._steps = 0
+        # Parameters whose gradient holds that sum already.
         self._joined: set[torch.Tensor] = set()
-        """Parameters whose gradient holds that sum already."""
+        # Gradients of the pass under way as its last backward pass left them.
         self._of_pass: dict[torch.Tensor, torch.Tensor] = {}
-        """Gradients of the pass under way as its last backward pass left them."""
+        # Gradients that the script may look at and change in a pass, and PyTorch's count of their writes.
         self._shown: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        """Gradients that the script may look at and change in a pass, and PyTorch's count of their writes."""
+        # PyTorch's count of the writes to a parameter when a pass under way first reached it.
         self._weights_written: dict[torch.Tensor, int] = {}
-        """PyTorch's count of the writes to a parameter when a pass under way first reached it."""
         self._hooks: list[RemovableHandle] = []
+        # The nodes of the graph that add gradients to the parameters': PyTorch forgets them else.
         self._nodes: dict[nn.Parameter, Any] = {}
-        """The nodes of the graph that add gradients to the parameters': PyTorch forgets them else."""
         for parameter in self._parameters:
             was_trained = parameter.requires_grad
             parameter.requires_grad_()  # hooks are for what is trained; it may be unfrozen later

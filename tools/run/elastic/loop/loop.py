@@ -85,8 +85,8 @@ class TrainingLoop:
         self._batch_size, self._micro_batch_size, self._drop_last = batch_size, micro_batch_size, drop_last
         self.dataset_size = dataset_size
         self.split = self._split_now()
+        # How often the work was divided; the loader compares it to notice a change.
         self.division = 0
-        """How often the work was divided; the loader compares it to notice a change."""
         self.started, self._runs = False, False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
@@ -95,41 +95,40 @@ class TrainingLoop:
         training.meets = self._meet
         self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
+        # Whether a step is under way, and when it began (monotonic).
         self._mid_step, self._since_s = False, 0.0
-        """Whether a step is under way, and when it began (monotonic)."""
+        # The batch of the step is trained, not only looked at; no optimizer has made a step in this process.
         self._trains, self._untouched = False, True
-        """The batch of the step is trained, not only looked at; no optimizer has made a step in this process.
-        """
+        # Loops over the loader that have begun; only the last may take batches.
         self._passes = 0
-        """Loops over the loader that have begun; only the last may take batches."""
+        # Whether gradients of the last micro-batch have arrived; whether those of one batch of this loop did
+        # before the next one was asked for, so that nothing reads ahead; tensors of a batch that had none.
         self._touched, self._in_order, self._passed_over = False, False, list[weakref.ref[Any]]()
-        """Whether gradients of the last micro-batch have arrived; whether those of one batch of this loop did
-        before the next one was asked for, so that nothing reads ahead; tensors of a batch that had none."""
+        # Samples of the epoch that were trained before this process began its part.
         self._begun_at = 0
-        """Samples of the epoch that were trained before this process began its part."""
         self.asked_for_steps = self.by_steps = self.has_closure = False
+        # The author's code is in the loop over the loader; the optimizer has made the current step.
         self._in_loop = self._stepped = self._in_epoch = False
-        """The author's code is in the loop over the loader; the optimizer has made the current step."""
+        # The loader has served the whole epoch. Another worker has done the end of it: this one's does not
+        # count.
         self._passed = self._catching_up = False
-        """The loader has served the whole epoch. Another worker has done the end of it: this one's does not
-        count."""
         self._losses = Mean()
         self._metric: float | None = None
+        # Values of rank 0 that this worker has asked for since the last step.
         self._asked = 0
-        """Values of rank 0 that this worker has asked for since the last step."""
         self._step_of_pass = self._drawn = 0
+        # The part of the step that the pass has come to, and the one that it trains.
         self._part = self._turn = 0
-        """The part of the step that the pass has come to, and the one that it trains."""
+        # An optimizer was called: what is trained next is another part. Or the workers have changed in the
+        # pass: nothing is trained in the rest of it.
         self._part_over = self._divided_in_pass = False
-        """An optimizer was called: what is trained next is another part. Or the workers have changed in the
-        pass: nothing is trained in the rest of it."""
+        # The value of rank 0 for which the other workers wait for this one, in the middle of a step.
         self._catches_up_at = -1
-        """The value of rank 0 for which the other workers wait for this one, in the middle of a step."""
         self.passes = PassCheck()
         self.counts = Counts(gradients, averaging, self.warn)
         self._sums = StepSums()
+        # The loop body takes the micro-steps of its step itself; all of them; not all.
         self._takes_inner = self.took_all = self.took_some = False
-        """The loop body takes the micro-steps of its step itself; all of them; not all."""
         gradients.bind(accumulates=self.accumulates)
         gradients.on_backward = self.train
         if membership is not None:

@@ -40,8 +40,8 @@ class Passes(ABC):
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop
+        # What sees the passes on their way to the loop body, and may change what it gets.
         self.observed: Callable[[Iterator[tuple[MicroBatch, Any]]], Iterator[tuple[MicroBatch, Any]]] = iter
-        """What sees the passes on their way to the loop body, and may change what it gets."""
 
     @property
     def batch_size(self) -> int:
@@ -114,8 +114,8 @@ class ElasticLoader(Passes):
         self._source = source
         self._shuffle = shuffle
         self._generator = torch.Generator()
+        # The micro-batches of the current pass whose samples are not read yet.
         self._read_ahead: Iterator[MicroBatch] = iter(())
-        """The micro-batches of the current pass whose samples are not read yet."""
         self._batches = source.loader(_Indices(self._indices), self._generator)
 
     def __len__(self) -> int:
@@ -204,8 +204,8 @@ class ElasticSteps(Passes):
         self._base = loop.base_batch()
         self._count = count
         self._step: list[MicroBatch] = []
+        # Loops over its micro-steps that the loop body has begun in its pass.
         self._inner_loops = 0
-        """Loops over its micro-steps that the loop body has begun in its pass."""
 
     def __iter__(self) -> Iterator[int]:
         loop = self._loop
@@ -333,10 +333,10 @@ class Reader:
         self._samples: Iterator[Any] = iter(())
         self._epoch = -1
         self._held: deque[Any] = deque()
+        # The number of the first sample held.
         self._first = 0
-        """The number of the first sample held."""
+        # Numbers of samples, and the stream's state before it gave them.
         self._marks: list[tuple[int, Any]] = []
-        """Numbers of samples, and the stream's state before it gave them."""
         self._restored: tuple[int, int, Any] | None = None
 
     def turn_to(self, epoch: int) -> None:

@@ -60,8 +60,8 @@ class StepStart:
         self._owners: list[nn.Module] = []
         self._held: dict[tuple[nn.Module, str], _Held] = {}
         self._generator: torch.Tensor | None = None
+        # Those that the step adds to, by parameter.
         self.gradients: dict[str, torch.Tensor] = {}
-        """Those that the step adds to, by parameter."""
 
     def watch(self, model: nn.Module | None) -> None:
         """Keep the start of each step of this model from now on; None if no step can be void."""

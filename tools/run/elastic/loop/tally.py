@@ -27,12 +27,12 @@ class PassCheck:
     """Checks that the loop body does the same in every micro-step of a step."""
 
     def __init__(self) -> None:
+        # The loop body knows of micro-steps: it has asked for them, or decided together with the others.
         self.consulted = False
-        """The loop body knows of micro-steps: it has asked for them, or decided together with the others."""
+        # By the optimizers that were called in the pass, their learning rates.
         self._called: dict[int, list[Any]] = {}
-        """By the optimizers that were called in the pass, their learning rates."""
+        # The same of the pass before, if it was one of the same step.
         self._before: dict[int, list[Any]] | None = None
-        """The same of the pass before, if it was one of the same step."""
         self._trained_before: bool | None = None
 
     def begin_step(self) -> None:
@@ -98,10 +98,10 @@ class Counts:
     def __init__(self, gradients: Gradients, averaging: Averaging, warn: Callable[[str], None]) -> None:
         self._gradients, self._averaging, self._warn = gradients, averaging, warn
         self._micro: MicroBatch | None = None
+        # What the loss of the micro-batch is a mean of, if the script has said so.
         self._stated: float | None = None
-        """What the loss of the micro-batch is a mean of, if the script has said so."""
+        # Counts of the step so far on this worker, and the first of them, the unit of the others.
         self._of_step = self._unit = 0.0
-        """Counts of the step so far on this worker, and the first of them, the unit of the others."""
         self._watch, self._of_sample = LossWatch(self._look), 0.0
 
     def watch(self) -> None:

@@ -31,14 +31,14 @@ class StepWeights:
     def __init__(self, modules: Callable[[], Iterable[nn.Module]], *, takes_turns: bool) -> None:
         """:param modules: what passes must leave alone; ``takes_turns``: steps may have several parts."""
         self._modules, self._takes_turns, self._early = modules, takes_turns, _EARLY_STEPS
+        # By part, what the weights were in it that optimizers have changed.
         self._parts: list[dict[torch.Tensor, torch.Tensor]] = []
-        """By part, what the weights were in it that optimizers have changed."""
+        # Earlier weights are in force.
         self._is_back = False
-        """Earlier weights are in force."""
+        # PyTorch's count of the writes to all weights when the pass began.
         self._writes: int | None = None
-        """PyTorch's count of the writes to all weights when the pass began."""
+        # Of all weights then: read for the first passes, and for all once one has written weights.
         self._bits: int | None = None
-        """Of all weights then: read for the first passes, and for all once one has written weights."""
         self._looks: float = _LOOKS
 
     def begin_step(self) -> None:

@@ -243,14 +243,14 @@ class Vote:
 
     def __init__(self) -> None:
         """For one worker; see :meth:`drop`."""
+        # The newest step that a worker knew to be on disk, at the last vote or meeting.
         self.saved_step = 0
-        """The newest step that a worker knew to be on disk, at the last vote or meeting."""
+        # Steps that have no vote before the next one.
         self._pause = 0
-        """Steps that have no vote before the next one."""
         self._pending: dist.Work | None = None
         self._waited_s = 0.0
+        # Something was cast, and its result has not been asked for.
         self.is_open = False
-        """Something was cast, and its result has not been asked for."""
         self._rank, self._workers = 0, 1
         self._clear()
 

@@ -79,14 +79,14 @@ class _Exit:
     """
 
     def __init__(self, context: WorkerContext, reporter: Reporter, saving: Saving, stop: StopSignal) -> None:
+        # Set once it has begun.
         self.training: Training | None = None
-        """Set once it has begun."""
+        # Every epoch is complete, or the script left its training.
         self.complete = False
-        """Every epoch is complete, or the script left its training."""
+        # The script left its training before the last epoch was complete.
         self.early = False
-        """The script left its training before the last epoch was complete."""
+        # Why the final state is not on disk.
         self.unsaved = ""
-        """Why the final state is not on disk."""
         self.ended = False
         self._context, self._reporter, self._saving, self._stop = context, reporter, saving, stop
         self._previous_hook = sys.excepthook
@@ -210,23 +210,23 @@ class Membership:
         self._standstill = StandstillWatch(
             context, exchange_of_main_thread, self._position, self._end_standing_still
         )
+        # The last step that ended here without a backward pass.
         self._left_out: int | None = None
-        """The last step that ended here without a backward pass."""
+        # Set once it begins.
         self._training: Training
-        """Set once it begins."""
         self._transition = _GenerationChange()
+        # Warnings from before the training.
         self._notes: tuple[str, ...] = ()
-        """Warnings from before the training."""
         self._recurrence = Recurrence()
         self._agreed = 0
+        # The last epoch that a worker joined midway.
         self._joined_epoch = -1
-        """The last epoch that a worker joined midway."""
+        # The launcher can see which generation trains.
         self._is_known = True
-        """The launcher can see which generation trains."""
+        # Of this worker, since the last vote.
         self._losses = Mean()
-        """Of this worker, since the last vote."""
+        # When the step began; the end of the step before if only reading lies between them.
         self._step_since_s: float | None = None
-        """When the step began; the end of the step before if only reading lies between them."""
 
     @property
     def stopping(self) -> bool:

@@ -101,8 +101,8 @@ class Rendezvous:
     def __init__(self, context: WorkerContext, group: ProcessGroup, watch: PlanWatch) -> None:
         self._context, self._group, self._watch = context, group, watch
         self._lookout: Lookout | None = None
+        # A generation, and the first of its rounds that this worker has not attended.
         self._next = (0, 0)
-        """A generation, and the first of its rounds that this worker has not attended."""
         self._waiting = RendezvousWait(context, watch, fresh=True)
 
     @property
@@ -192,10 +192,10 @@ class RendezvousWait:
         self._context, self._watch, self._fresh = context, watch, fresh
         self._since_s, self._looks = time.monotonic(), RateLimiter(_LOOK_S)
         self._beats = Heartbeats()
+        # How often the workers of the plan have met without connecting.
         self.failed = 0
-        """How often the workers of the plan have met without connecting."""
+        # What it waited for, other than workers.
         self.shortage = ""
-        """What it waited for, other than workers."""
 
     def __call__(self) -> bool:
         """Sleep for a moment; returns whether a newer plan is in force."""
@@ -289,8 +289,8 @@ class Round:
 
     def __init__(self, context: WorkerContext, number: int, wait: Callable[[], bool]) -> None:
         self._context, self._wait = context, wait
+        # The round that is attended; the first worker decides it.
         self.number = number
-        """The round that is attended; the first worker decides it."""
 
     @property
     def folder(self) -> Path:
@@ -521,8 +521,8 @@ class Lookout:
         self._beats = Heartbeats()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
+        # The exchange that the main thread was in when it was broken off.
         self._exchange: tuple[int, int] | None = None
-        """The exchange that the main thread was in when it was broken off."""
         self._since_s = 0.0
 
     def begin(self) -> None:

@@ -85,19 +85,19 @@ class StandstillWatch:
         end: Callable[[str], None],
     ) -> None:
         self._context, self._exchange, self._position, self._end = context, exchange, position, end
+        # The workers have met and train; while they meet, or pass a state on, they may wait anywhere.
         self.trains = False
-        """The workers have met and train; while they meet, or pass a state on, they may wait anywhere."""
         self._thread: threading.Thread | None = None
         self._place: tuple[object, ...] | None = None
         self._since_s = 0.0
+        # What the others can read of this worker.
         self._own: Waiting | None = None
-        """What the others can read of this worker."""
+        # By rank.
         self._others: list[Waiting | None] = []
-        """By rank."""
         self._others_since_s = 0.0
         self._has_warned = False
+        # The step that the main thread waits to leave out with the others.
         self._without: tuple[int, int] | None = None
-        """The step that the main thread waits to leave out with the others."""
 
     def begin(self) -> None:
         self.trains = True

@@ -195,14 +195,14 @@ class Saving:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._checkpoints = Checkpoints(context.folder.checkpoints)
+        # When training last stood still for a checkpoint, or began.
         self._at_s = time.monotonic()
-        """When training last stood still for a checkpoint, or began."""
+        # How long it stood still for it.
         self._stall_s = 0.0
-        """How long it stood still for it."""
+        # Where training stands on disk, as far as this worker knows.
         self.counters = TrainingCounters()
-        """Where training stands on disk, as far as this worker knows."""
+        # What rank 0 was asked to write last, and when; None once it is known to be written.
         self._asked: tuple[TrainingCounters, float] | None = None
-        """What rank 0 was asked to write last, and when; None once it is known to be written."""
         self._writing: _Writing | None = None
 
     @property

@@ -54,19 +54,19 @@ class ReplicaGuard:
         self._differ = False
         self._seen: dict[str, torch.Tensor] | None = None
         self._checked_at = -1
+        # What is read by number in this process; None if nothing is.
         self.dataset: Any = None
-        """What is read by number in this process; None if nothing is."""
+        # Samples of the dataset in the epoch.
         self.size = 0
-        """Samples of the dataset in the epoch."""
+        # Fingerprint of the shapes of the batch, the number of its rows aside.
         self.shapes = 0
-        """Fingerprint of the shapes of the batch, the number of its rows aside."""
+        # Fingerprint of the order in which samples are read.
         self.order = 0
-        """Fingerprint of the order in which samples are read."""
         self._samples: tuple[int, int] | None = None
+        # Of the step under way and the one before: samples, the sum of their numbers, their weight.
         self._share = self._share_before = [0, 0, 0]
-        """Of the step under way and the one before: samples, the sum of their numbers, their weight."""
+        # What the shares of all workers must add up to.
         self._whole = self._whole_before = [0, 0, 0]
-        """What the shares of all workers must add up to."""
 
     def takes(self, numbers: range, weight: float, step: range, workers: int, *, first: bool) -> None:
         """The worker trains samples of a step, which are numbered in the order of the epoch.

@@ -83,28 +83,28 @@ class Training:
         self.seed = seed
         self.counters = TrainingCounters()
         self.phase = IN_EPOCH
+        # The current global batch, and the step at which it was set or the attempt began.
         self.batch: tuple[int | None, int] = None, 0
-        """The current global batch, and the step at which it was set or the attempt began."""
+        # This worker's loss of the epoch, as far as it is not yet in `common_loss`.
         self.own_loss = Mean()
-        """This worker's loss of the epoch, as far as it is not yet in ``common_loss``."""
+        # The loss of the epoch over all workers.
         self.common_loss = Mean()
-        """The loss of the epoch over all workers."""
+        # Parts of the step under way whose optimizers have stepped: a GAN's step has two.
         self.parts = 0
-        """Parts of the step under way whose optimizers have stepped: a GAN's step has two."""
+        # The worker waits for rank 0's value in the middle of a step.
         self.asking = False
-        """The worker waits for rank 0's value in the middle of a step."""
+        # Rank 0's values that all workers know, since the last step.
         self.agreed: list[Any] = []
-        """Rank 0's values that all workers know, since the last step."""
+        # Those of the step before.
         self.agreed_before: list[Any] = []
-        """Those of the step before."""
         self._lr_scale = self._wanted_scale = lr_scale
         self._is_scaled = False
+        # What knows which gradients the next step adds to.
         self.gradients: KeepsGradients | None = None
-        """What knows which gradients the next step adds to."""
+        # Called where the losses of all workers meet.
         self.meets: Callable[[], None] = lambda: None
-        """Called where the losses of all workers meet."""
+        # The state that was taken in the middle of an epoch, until the epoch goes on.
         self._again: Mapping[str, Any] | None = None
-        """The state that was taken in the middle of an epoch, until the epoch goes on."""
 
     def capture(self) -> dict[str, Any]:
         """The whole state as tensors and plain values, for ``torch.save``."""
@@ -315,8 +315,8 @@ class Groups:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._averaged = frozenset[Tensor](model.parameters())
+        # Restored groups that the script is expected to add again.
         self._ahead: list[set[Tensor]] = []
-        """Restored groups that the script is expected to add again."""
         optimizer.add_param_group = MethodType(self._adding(optimizer.add_param_group), optimizer)  # type: ignore[method-assign]
 
     def check(self) -> None:

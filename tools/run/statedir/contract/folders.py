@@ -405,8 +405,8 @@ class FolderCache:
         self._mark: tuple[int, int] | None = None
         self._fresh_until_s = float("inf")
         self._read_s = float("-inf")
+        # Different for each, so that many folders are not all read again at the same moment.
         self._stale_s = STALE_S * random.uniform(0.7, 1.0)  # noqa: S311 - it spreads looks, it hides nothing
-        """Different for each, so that many folders are not all read again at the same moment."""
 
     def look(self) -> None:
         """Forget the answers if they may no longer hold."""

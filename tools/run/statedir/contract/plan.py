@@ -263,8 +263,8 @@ class ProgressFile:
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._mark = (0, 0, 0)
+        # The last valid report; a file that cannot be parsed changes nothing.
         self.newest: Progress | None = None
-        """The last valid report; a file that cannot be parsed changes nothing."""
 
     @property
     def written_s(self) -> float | None:

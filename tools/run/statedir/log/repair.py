@@ -282,11 +282,11 @@ class _Fitting:
         self.said: list[str] = []
         self._node_gpus = node_gpus
         self._down: set[str] = set()
+        # Slots that no job gets, and until when.
         self._withdrawn: dict[str, float] = {}
-        """Slots that no job gets, and until when."""
         self._held: dict[str, NodeGpus] = {}
+        # Jobs that were said to share the GPUs of another, and which.
         self._beside: dict[str, str] = {}
-        """Jobs that were said to share the GPUs of another, and which."""
         self._unknown: dict[str, int] = {}
 
     def take(self, group: Sequence[Event]) -> list[Event]:

@@ -450,12 +450,12 @@ class LogView:
         self._has_read = False
         self._until: int | None = None
         self.log = RunLog()
+        # How the snapshot differs from the log; None if it does not, or there is none.
         self.misfit: Misfit | None = None
-        """How the snapshot differs from the log; None if it does not, or there is none."""
+        # Whether the snapshot is of no use any more, with this log.
         self.stale = False
-        """Whether the snapshot is of no use any more, with this log."""
+        # What the log has lost, made from the snapshot.
         self._lost: list[Event] = []
-        """What the log has lost, made from the snapshot."""
 
     def refresh(self, *, to_the_end: bool = False, until: int | None = None) -> RunLog:
         """Take up what was appended since the last call; a log that was replaced is read from its start.

@@ -46,14 +46,14 @@ class Queue:
         self.sizes = sizes
         self.entries = sorted((self._entry(finish, job) for finish, job in jobs), key=_key)
         self.by_id = {entry.job.id: entry for entry in self.entries}
+        # Of the entries, to find their places by.
         self._keys = [entry.key for entry in self.entries]
-        """Of the entries, to find their places by."""
         self._kinds: dict[str | None, int] = {kind: number for number, kind in enumerate(sizes.gpu_types)}
         self._stale = {self.entries[0].key} if self.entries else set()
+        # Running jobs below their ceiling: few, as each left less than its own size free.
         self._held_back: dict[Key, QueuedJob] = {}
-        """Running jobs below their ceiling: few, as each left less than its own size free."""
+        # Jobs that no size is left for.
         self._waiting: set[Key] = set()
-        """Jobs that no size is left for."""
         self._extended: list[QueuedJob] = []
 
     def add(self, finish: float, job: JobState) -> QueuedJob:

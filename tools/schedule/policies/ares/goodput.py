@@ -44,8 +44,8 @@ class AresGoodput(Ares):
     def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:
         super().__init__(alpha, pool, compact_s)
         self._useful: UsefulSpeed | None = None
+        # The noise scale for which the sizes of each job were found last.
         self._noise: dict[str, float | None] = {}
-        """The noise scale for which the sizes of each job were found last."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         if self._queue is not None and self._useful is not None and self._speeds is snapshot.speeds:
@@ -106,8 +106,8 @@ class UsefulSpeed:
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
         self._goodputs = Goodputs(speeds, "profile", lone_accumulates=False)
+        # By job and GPU type, with the noise scale that each holds for.
         self._tables: dict[tuple[str, str], tuple[float | None, GoodputTable]] = {}
-        """By job and GPU type, with the noise scale that each holds for."""
         self._pools = {
             kind: Pool(kind, gpus, max(speeds.consolidated(gpus, kind), default=1))
             for kind, gpus in speeds.gpu_types.items()

@@ -80,18 +80,18 @@ class Ares(Policy):
         self.pool = pool
         self.compact_s = compact_s
         self._gps = VirtualTime()
+        # F of the active jobs of known demand.
         self._finish: dict[str, float] = {}
-        """F of the active jobs of known demand."""
+        # Made from the active jobs at the first decision, then kept up to date by the changes.
         self._queue: Queue | None = None
-        """Made from the active jobs at the first decision, then kept up to date by the changes."""
+        # Those of the session; `_queue` was made for them.
         self._speeds: Speeds | None = None
-        """Those of the session; ``_queue`` was made for them."""
         self._unknown: dict[str, JobState] = {}
         self._up: Free = ()
+        # Jobs whose state may differ from what the queue last said.
         self._look_again: list[str] = []
-        """Jobs whose state may differ from what the queue last said."""
+        # Whether jobs have come for which that is to be found out.
         self._some_may_never_run = False
-        """Whether jobs have come for which that is to be found out."""
 
     @property
     def bounds(self) -> PromisedBounds:
@@ -273,14 +273,14 @@ class VirtualTime:
         active: Mapping[str, float] | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> None:
+        # Real time up to which `virtual` is known, seconds.
         self.time_s = time_s
-        """Real time up to which ``virtual`` is known, seconds."""
+        # V at `time_s`, GPU-seconds.
         self.virtual = virtual
-        """V at ``time_s``, GPU-seconds."""
+        # F of the jobs that are active in GPS, by id.
         self.active: dict[str, float] = dict(active or {})
-        """F of the jobs that are active in GPS, by id."""
+        # Of the active jobs that have another weight than 1.
         self.weights: dict[str, float] = dict(weights or {})
-        """Of the active jobs that have another weight than 1."""
         self._heap = [(finish, job_id) for job_id, finish in self.active.items()]
         heapify(self._heap)
 

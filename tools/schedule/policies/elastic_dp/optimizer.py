@@ -30,14 +30,14 @@ class Optimizer:
 
     def __init__(self, gpus: int, quota: int | None = None) -> None:
         """:param quota: GPUs that the jobs of one user may hold."""
+        # GPUs beyond the smallest sizes of the jobs added.
         self.left = gpus
-        """GPUs beyond the smallest sizes of the jobs added."""
         self._quota = quota
+        # Smallest sizes of the jobs, in order.
         self._sizes: list[int] = []
-        """Smallest sizes of the jobs, in order."""
         self._free = _Group()
+        # By user, where there is a quota.
         self._limited: dict[str, _Group] = {}
-        """By user, where there is a quota."""
         self._whole = JointShare()
 
     def left_for(self, user: str = "") -> int:
@@ -177,8 +177,8 @@ class GainTable:
 
     def __init__(self) -> None:
         self._gains: list[Gains] = []
+        # [job][κ] the GPUs beyond its smallest size that the job gets.
         self._shares: list[Ints] = []
-        """[job][κ] the GPUs beyond its smallest size that the job gets."""
         self._row = np.zeros(1)
         self._budget = 0
 
@@ -224,8 +224,8 @@ def max_plus(row: Floats, gains: Floats, budget: int) -> tuple[Floats, Ints]:
     padded[:most] = -np.inf
     padded[most : most + len(row)] = row[: reach + 1]
     padded[most + len(row) :] = row[-1]
+    # [κ, g] is row[κ - g].
     shifted = np.ndarray((reach + 1, most + 1), row.dtype, padded, most * size, (size, -size))
-    """[κ, g] is row[κ - g]."""
     best, shares = np.empty(reach + 1), np.empty(reach + 1, np.min_scalar_type(most))
     width = max(1, _CELLS // (most + 1))
     for start in range(0, reach + 1, width):

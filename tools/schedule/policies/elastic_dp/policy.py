@@ -285,15 +285,15 @@ class ScalingTimes:
         """:param ended_part: of the active and ended jobs, one a GPU at most; None: never early."""
         self._interval_s = interval_s
         self._ended_part = ended_part
+        # Time of the last change seen.
         self._seen_s: float | None = None
-        """Time of the last change seen."""
+        # When sizes were last looked at.
         self._held_s: float | None = None
-        """When sizes were last looked at."""
+        # The last scaling time that came because jobs had ended.
         self._early_s = -math.inf
-        """The last scaling time that came because jobs had ended."""
         self._active = 0
+        # Jobs that have ended since the last scaling time.
         self._ended = 0
-        """Jobs that have ended since the last scaling time."""
 
     def due(self, changes: Sequence[Change], now_s: float, gpus: int) -> bool:
         """Take in what happened; returns whether a scaling time came since, or comes with a new change.

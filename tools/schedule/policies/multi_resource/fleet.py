@@ -201,8 +201,8 @@ class Half:
     def __init__(self, capacity: Floats) -> None:
         self.capacity = capacity
         self.free = capacity.copy()
+        # The most that is free of each resource on any server.
         self._most = capacity.max(axis=0, initial=0.0)
-        """The most that is free of each resource on any server."""
         self._turn = 0
 
     def fits(self, demand: Floats, most: int, allowed: Bools | None = None) -> Ints:

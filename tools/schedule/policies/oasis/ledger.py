@@ -49,11 +49,11 @@ class Ledger:
         self.exchange = exchange
         self.estimate = estimate
         self.bookings: dict[str, Booking] = {}
+        # Jobs that got, lost or exchanged slots; the reader empties it.
         self.touched: set[str] = set()
-        """Jobs that got, lost or exchanged slots; the reader empties it."""
         self.origin = 0
+        # Of the slot `origin`, what is left of it.
         self.first_part = 1.0
-        """Of the slot ``origin``, what is left of it."""
         self._slots = slots
         self._market: Market | None = None
         self._asks: dict[str, Sequence[tuple[Floats, Bools]]] = {}

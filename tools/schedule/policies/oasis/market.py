@@ -145,17 +145,17 @@ class Side:
     def __init__(self, capacity: Floats, bounds: SideBounds, slots: int) -> None:
         self.capacity = capacity
         self.bounds = bounds
+        # [slot, server, resource] committed.
         self.used = np.zeros((slots, *capacity.shape))
-        """[slot, server, resource] committed."""
+        # [slot, server, resource] of a unit.
         self.prices = self._prices(slice(None))
-        """[slot, server, resource] of a unit."""
+        # Whether no sum in `used` has been rounded.
         self.is_exact = bool((capacity[np.isfinite(capacity)] < _WIDEST).all())
-        """Whether no sum in ``used`` has been rounded."""
         self._cheapest: Floats | None = None
+        # Counts the commitments.
         self._turn = 0
-        """Counts the commitments."""
+        # [slot] the turn in which something of it was committed last.
         self._taken = np.zeros(slots, dtype=np.int64)
-        """[slot] the turn in which something of it was committed last."""
         self._memory = _Memory()
 
     def room(self, demand: Floats, most: int, servers: Bools | None) -> Ints:
@@ -265,8 +265,8 @@ class _Memory:
     def __init__(self) -> None:
         self.rooms: dict[_Asked, tuple[int, Ints]] = {}
         self.places: dict[_Asked, tuple[int, Places]] = {}
+        # For which places were requested, in the order of their first request.
         self._asked: dict[_Asked, None] = {}
-        """For which places were requested, in the order of their first request."""
 
     def __deepcopy__(self, memo: object) -> _Memory:
         """Empty: results do not depend on it, only the time they take."""
@@ -542,8 +542,8 @@ def _min_plus_of(
     padded[most : most + len(before)] = before
     starts = most + low - before_low - advance[sizes]
     shape, strides = (len(padded) - count + 1, count), 2 * padded.strides
+    # [start, w - low] is before[start + w - low - most], that is before[w - advance].
     shifted: Floats = np.ndarray(shape, np.float64, padded, strides=strides)
-    """[start, w - low] is before[start + w - low - most], that is before[w - advance]."""
     return np.asarray((shifted[starts] + cost[sizes, None]).min(axis=0))
 
 
@@ -559,8 +559,8 @@ def _min_plus(before: Floats, before_low: int, cost: Floats, low: int, high: int
     padded[:most] = before[0]
     padded[most : most + len(before)] = before
     start = padded[most + low - before_low :]
+    # [w - low, y] is before[w - y].
     shifted = np.lib.stride_tricks.as_strided(start, (high - low + 1, most + 1), (size, -size))
-    """[w - low, y] is before[w - y]."""
     least = np.empty(high - low + 1)
     width = max(1, _CELLS // (most + 1))
     for first in range(0, len(least), width):

@@ -103,28 +103,28 @@ class BooksSlots(Policy):
         self.horizon_slots = horizon_slots
         self._ledger: Ledger | None = None
         self._saved: Mapping[str, Any] | None = None
+        # Jobs that have had slots: they get others where they need them.
         self._admitted: set[str] = set()
-        """Jobs that have had slots: they get others where they need them."""
+        # What was asked for of each job, for the session may have other nodes for it.
         self._asked: dict[str, SlotHolding] = {}
-        """What was asked for of each job, for the session may have other nodes for it."""
+        # The first slot that a job that waits could have had when it has bid last.
         self._bid_in: dict[str, int] = {}
-        """The first slot that a job that waits could have had when it has bid last."""
+        # Why jobs that may bid again wait.
         self._refusals: dict[str, str] = {}
-        """Why jobs that may bid again wait."""
         self._slot = -1
+        # Jobs without slots.
         self._waiting: set[str] = set()
-        """Jobs without slots."""
+        # Those that have not bid for the slots from `_bids_from` on, the first to bid first, ...
         self._to_bid: list[str] = []
-        """Those that have not bid for the slots from ``_bids_from`` on, the first to bid first, ..."""
+        # ... and those that have come since, or lost their slots.
         self._came: set[str] = set()
-        """... and those that have come since, or lost their slots."""
         self._bids_from = -1
+        # What jobs have booked of the present slot: of all that have some of it, or held GPUs in it.
         self._rows: dict[str, SlotHolding] = {}
-        """What jobs have booked of the present slot: of all that have some of it, or held GPUs in it."""
+        # Of jobs with slots, when the present one began.
         self._ahead: dict[str, PlannedWork] = {}
-        """Of jobs with slots, when the present one began."""
+        # Whether bookings are those of a state, which may be of other nodes.
         self._is_resumed = False
-        """Whether bookings are those of a state, which may be of other nodes."""
 
     @abstractmethod
     def _estimate(self) -> BoundsEstimate:

@@ -205,10 +205,10 @@ class BoundsEstimate:
         self._kind = kind
         self._quantile = quantile
         self._part = part
+        # With the slot of its arrival, since time 0.
         self._jobs: list[tuple[int, KnownJob]] = []
-        """With the slot of its arrival, since time 0."""
+        # The last bounds, and what they were of; None: other jobs are known since.
         self._found: tuple[Servers, int, PriceBounds] | None = None
-        """The last bounds, and what they were of; None: other jobs are known since."""
 
     def learn(self, bids: Iterable[tuple[int, Bid]], servers: Servers, slots: int) -> bool:
         """Take in jobs, each with the slot of its arrival; returns whether that changes the bounds."""

@@ -107,8 +107,8 @@ class BatchLimits:
         self.epochs = epochs
         self._warmup_steps = warmup_steps
         self._by_epochs = by_epochs
+        # Whether jobs wait: then an epoch is waited for, so that none starts for a few steps alone.
         self.queue = False
-        """Whether jobs wait: then an epoch is waited for, so that none starts for a few steps alone."""
         self._known: dict[str, BatchLimit] = {}
         self._seen_s = 0.0
 
@@ -380,15 +380,15 @@ class Sizes:
         feasible = np.isfinite(utilization)
         self.utilization = utilization
         self._allowed = np.maximum.accumulate(np.where(feasible, np.arange(width), 0), axis=1)
+        # The largest size of each job.
         self.most = self._allowed[:, -1]
-        """The largest size of each job."""
+        # GPU-seconds for a sample at the largest size of each job.
         self.largest = utilization[np.arange(jobs), self.most]
-        """GPU-seconds for a sample at the largest size of each job."""
         above = np.where(feasible, np.arange(width), np.iinfo(np.int32).max)
         above = np.minimum.accumulate(above[:, ::-1], axis=1)[:, ::-1]
         self._next = np.concatenate([above[:, 1:], np.full((jobs, 1), np.iinfo(np.int32).max)], axis=1)
+        # The smallest size of each job; beyond any cluster for one that has none.
         self.least = self._next[:, 0]
-        """The smallest size of each job; beyond any cluster for one that has none."""
         self._offsets = np.arange(jobs) * width
 
     def fitted(self, counts: Ints) -> Ints:

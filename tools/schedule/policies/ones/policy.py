@@ -114,11 +114,11 @@ class Ones(Policy):
         self.unknown_epoch_s = unknown_epoch_s
         self.longest_epoch_s = longest_epoch_s
         self._check()
+        # Drawn once; every decision then has a stream of its own, whatever came before.
         self._seed: int | None = None
-        """Drawn once; every decision then has a stream of its own, whatever came before."""
         self._decisions = 0
+        # Decisions in a row in which nothing came from outside.
         self._quiet = 0
-        """Decisions in a row in which nothing came from outside."""
         self._rate = ArrivalRate()
         epochs = EpochRule(unknown_epoch_s, longest_epoch_s)
         self._limits = BatchLimits(epochs, warmup_steps, by_epochs=below_submitted == "epochs")
@@ -312,10 +312,10 @@ class Reasons:
     """What was decided of each job, in words."""
 
     def __init__(self) -> None:
+        # How many the last decision took, where that is worth saying.
         self.generations: int | None = None
-        """How many the last decision took, where that is worth saying."""
+        # Jobs that hold the next update back.
         self.late: Sequence[str] = ()
-        """Jobs that hold the next update back."""
         self._last: dict[str, str] = {}
 
     def forget(self, job_id: str) -> None:

@@ -57,10 +57,10 @@ class Searches:
     """Populations that go on from decision to decision."""
 
     def __init__(self, effort: Effort) -> None:
+        # Made for the last decision.
         self.generations = 0
-        """Made for the last decision."""
+        # One generation a decision is enough.
         self.ahead = False
-        """One generation a decision is enough."""
         self._effort = effort
         self._populations: dict[str, Population] = {}
 

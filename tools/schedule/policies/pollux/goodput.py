@@ -359,21 +359,21 @@ class _Measured:
         accum = np.array([each.accum for each in observations], dtype=np.float64)
         compute = np.maximum((step - sync) / accum, _LEAST_S)
         self.compute_s = float(np.mean(compute))
+        # Of computing, and of the last micro-step; [2 n].
         self._logs = np.log(np.concatenate([compute, compute + sync]))
-        """Of computing, and of the last micro-step; [2 n]."""
         more = np.maximum(gpus - 2, 0.0)
+        # What the two times of computing are multiplied by; [2, n].
         self._computes = np.array([np.ones(len(gpus)), self.local])
-        """What the two times of computing are multiplied by; [2, n]."""
+        # The same of the four of synchronising; [4, n].
         self._syncs = np.array([self.across, self.across * more, self.inside, self.inside * more])
-        """The same of the four of synchronising; [4, n]."""
         told_apart = np.array([each.sync_seconds is not None for each in observations]) | (gpus == 1)
         self._weights = np.concatenate([told_apart, np.ones(len(gpus))]) / np.sqrt(len(gpus))
+        # Else there is one point, and half of it counts as constant.
         self._splits_compute = bool((self.local != self.local[0]).any())
-        """Else there is one point, and half of it counts as constant."""
         self._overlaps = bool(self.across.any() or self.inside.any())
         self.guess = self._guess()
+        # What the regularisers draw to, and how much.
         self._aim = np.array([*self.guess[:_GAMMA], 1.0])
-        """What the regularisers draw to, and how much."""
         self._pulls = np.array([_PULL / len(gpus)] * _GAMMA + [_OVERLAP_WEIGHT])
 
     def _guess(self) -> Floats:

@@ -95,8 +95,8 @@ class Pollux(Policy):
         self.lone_accumulation = lone_accumulation
         self.population = population
         self.generations = generations
+        # Drawn once; every round then has a stream of its own, whatever came before.
         self._seed: int | None = None
-        """Drawn once; every round then has a stream of its own, whatever came before."""
         self._round = 0
         self._restarts: dict[str, int] = {}
         self._populations: dict[str, MatrixPopulation] = {}
@@ -383,8 +383,8 @@ class MatrixPopulation:
 
     def of(self, members: SearchedNodes) -> Matrices:
         """The same matrices for the jobs and nodes of now; a new job has nothing."""
+        # The last job and the last node have nothing.
         with_nothing = np.zeros((len(self.found), len(self.jobs) + 1, len(self.nodes) + 1), dtype=np.int16)
-        """The last job and the last node have nothing."""
         with_nothing[:, :-1, :-1] = self.found
         jobs = _positions(self.jobs, [job.id for job in members.jobs])
         nodes = _positions(self.nodes, [node.name for node in members.nodes])

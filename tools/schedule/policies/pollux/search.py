@@ -180,11 +180,11 @@ class _Rows:
         """
         self.problem, self._most = problem, most * problem.jobs
         room = 1 + _ROOM * self._most
+        # By row the GPUs of each node; and 1 where a job on several nodes has some, else 0.
         self.table = np.empty((2, room, problem.nodes), dtype=np.int16)
-        """By row the GPUs of each node; and 1 where a job on several nodes has some, else 0."""
         self.table[:, 0] = 0
+        # Only equal rows of a job have the same mark; the mark of a matrix is the sum of theirs.
         self._slowdowns, self._marks = np.empty(room), np.empty(room, dtype=np.int64)
-        """Only equal rows of a job have the same mark; the mark of a matrix is the sum of theirs."""
         self.count = 1
         self._mark_of_node, self._mark_of_job = marks[: problem.nodes], marks[:: problem.nodes] | 1
         self._held = (problem.held[0] @ self._mark_of_node) * self._mark_of_job
@@ -249,16 +249,16 @@ class _Repair:
     def __init__(self, problem: PlacementProblem, rows: _Rows, count: int) -> None:
         self.problem, self.rows = problem, rows
         self.capacity = problem.capacity.astype(np.int16)
+        # By place.
         self.jobs = np.repeat(np.arange(problem.jobs), count)
-        """By place."""
         self._most = problem.most.take(self.jobs)
+        # Elements of one job.
         self._each = count * problem.nodes
-        """Elements of one job."""
+        # By job, its first element.
         self._first = np.arange(problem.jobs)[:, None] * self._each
-        """By job, its first element."""
         self._limits = np.ones((2, count, problem.nodes), dtype=np.int16)
+        # GPUs, and jobs on several nodes, by [matrix, node].
         self._limits[0] = self.capacity
-        """GPUs, and jobs on several nodes, by [matrix, node]."""
         self._in_replicas, self._in_gangs = (
             bool((problem.together > 1).any()),
             bool((problem.least > 1).any()),

@@ -35,8 +35,8 @@ class GoodputCurves:
         self.gpu_type = gpu_type
         self.sizes = sizes
         self._grid = sizes.tobytes()
+        # By job, with all of it that may change.
         self._found: dict[str, tuple[Job, int | None, object, int, GoodputCurve]] = {}
-        """By job, with all of it that may change."""
 
     def of(self, job: JobState) -> GoodputCurve:
         known = self._found.get(job.id)

@@ -84,29 +84,29 @@ class Knowledge:
         self._unknown_noise = unknown_noise
         self._caution = caution
         self._noise = noise_scales()
+        # By the logarithm of the samples done, for jobs of unknown work.
         self._by_samples = noise_scales()
-        """By the logarithm of the samples done, for jobs of unknown work."""
+        # Samples of the last jobs that ended, by model.
         self._totals: dict[str, list[float]] = {}
-        """Samples of the last jobs that ended, by model."""
+        # Models of which a job whose batch may move ended without reporting its noise scale.
         self._unreported: set[str] = set()
-        """Models of which a job whose batch may move ended without reporting its noise scale."""
         self._finished = FinishedWork()
         self._paces = paces()
         self._changes = ChangeCosts()
+        # When a job was first seen to have trained all that it stated, and not to end.
         self._overdue: dict[str, float] = {}
-        """When a job was first seen to have trained all that it stated, and not to end."""
+        # By job that trains far too slowly: its work takes longer by that.
         self._slow: dict[str, float] = {}
-        """By job that trains far too slowly: its work takes longer by that."""
         self._speeds: Speeds | None = None
         self._curves: dict[Pool, GoodputCurves] = {}
         self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
+        # Of jobs at the last decision, by job.
         self._held: dict[str, _HeldSpeed] = {}
-        """Of jobs at the last decision, by job."""
+        # By job a time, and its samples left and done then, which a decision asks for many times; None
+        # before the first.
         self._standings: dict[str, tuple[float, float | None, float]] | None = None
-        """By job a time, and its samples left and done then, which a decision asks for many times; None
-        before the first."""
+        # What jobs of a priority count.
         self._classes: dict[float, float] = {}
-        """What jobs of a priority count."""
 
     def use(self, speeds: Speeds) -> None:
         """Begin a decision."""
@@ -345,9 +345,9 @@ class ChangeCosts:
     """
 
     def __init__(self) -> None:
+        # By job that held GPUs at the last decision: when these last changed, and when it was last seen not
+        # to train since; None: it trains, or these are its first.
         self._jobs: dict[str, tuple[float, float | None]] = {}
-        """By job that held GPUs at the last decision: when these last changed, and when it was last seen not
-        to train since; None: it trains, or these are its first."""
         self._costs_s: dict[str, list[float]] = {}
         self._medians_s: dict[str, float] = {}
 
@@ -423,8 +423,8 @@ class ByProgress:
     def __init__(self, low: float, high: float) -> None:
         self._low = low
         self._high = high
+        # [cell] the logarithms of the values seen, NaN where none was.
         self._logs: dict[str, Floats] = {}
-        """[cell] the logarithms of the values seen, NaN where none was."""
         self._lines: dict[str, Floats] = {}
 
     def observe(self, key: str, progress: float, value: float) -> None:
@@ -487,18 +487,18 @@ class Ahead:
 
     def __init__(self, curve: GoodputCurve) -> None:
         self._curve = curve
+        # [size] whether jobs run on it.
         self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
-        """[size] whether jobs run on it."""
         self._runs_any = bool(self.runs.any())
         self._idle = np.where(self.runs, 0.0, 1.0)
+        # Noise scales and paces by cell.
         self._taken = np.full((2, CELLS), np.nan)
-        """Noise scales and paces by cell."""
+        # [cell, size] 1/g, 1 where infeasible; the last cell first, as sums begin at the end.
         self._slowness = np.ones((CELLS, len(curve.rates)))
-        """[cell, size] 1/g, 1 where infeasible; the last cell first, as sums begin at the end."""
+        # By the bound of a cell, [size] ∫ 1/g from there to the end, over the part of the work.
         self._lefts: dict[int, Floats] = {}
-        """By the bound of a cell, [size] ∫ 1/g from there to the end, over the part of the work."""
+        # By size, the same at the beginning of each cell, the last cell first.
         self._left_of_size: dict[int, Floats] = {}
-        """By size, the same at the beginning of each cell, the last cell first."""
         self._seen: tuple[Floats, Floats] | None = None
 
     def update(self, noise: Floats, pace: Floats) -> None:

@@ -175,10 +175,10 @@ class ShadowPrice(Policy):
         if grace is not None:
             self._bound = Bound(Terms(grace, grace_s, deal_s, lost_s, unstated_grace_s))
         self._memory = PriceMemory()
+        # Of the last decision, to be explained.
         self._shares: list[PoolShares] = []
-        """Of the last decision, to be explained."""
+        # What it made of deadlines, by job.
         self._outlooks: dict[str, str] = {}
-        """What it made of deadlines, by job."""
 
     @property
     def bounds(self) -> PromisedBounds | None:

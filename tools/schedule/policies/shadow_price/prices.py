@@ -128,13 +128,13 @@ class ExactWorth(Prices[PricedJob, Floats]):
         self._gpus = gpus
         self._padded = np.full(2 * gpus + 1, -np.inf)
         step = self._padded.strides[0]
+        # [k, c] S(c - k), a view.
         self._left = np.lib.stride_tricks.as_strided(
             self._padded[gpus:], (gpus + 1, gpus + 1), (-step, step), writeable=False
         )
-        """[k, c] S(c - k), a view."""
         self._sums = np.empty((gpus + 1, gpus + 1))
+        # [pair, …] as `_padded`.
         self._many = np.full((0, 2 * gpus + 1), -np.inf)
-        """[pair, …] as ``_padded``."""
         self._blocks = np.empty(0)
 
     def start(self, future: float) -> Floats:
@@ -310,12 +310,12 @@ class Remembered(Generic[JobT, Made]):
     """Prices, each computed once: jobs that are equal have the same."""
 
     def __init__(self, worth: Prices[JobT, Made], gpus: int) -> None:
+        # Computes them.
         self.worth = worth
-        """Computes them."""
         self._gpus = gpus
         self._starts: dict[float, Priced[JobT, Made]] = {}
+        # That are kept.
         self.numbers = 0
-        """That are kept."""
 
     def start(self, future: float) -> Priced[JobT, Made]:
         priced = self._starts.get(future)
@@ -364,10 +364,10 @@ class PriceMemory:
     def __init__(self) -> None:
         self._jobs: dict[tuple[bytes, float], PricedJob] = {}
         self._worths: dict[Hashable, Remembered[Any, Any]] = {}
+        # Of the last decision, by type, for pools that were shared out together.
         self.gpu_prices: dict[Hashable, Floats] = {}
-        """Of the last decision, by type, for pools that were shared out together."""
+        # Of jobs, that are kept.
         self._numbers = 0
-        """Of jobs, that are kept."""
 
     def __deepcopy__(self, memo: object) -> PriceMemory:
         """Nothing depends on it."""

@@ -113,8 +113,8 @@ class EqualShares:
         self.deal_s = deal_s
         self.lost_s = lost_s
         self._sharers: dict[str, Sharer] = {}
+        # None: no deal holds, and the next is not before `_closed_s`.
         self._dealt_s: float | None = None
-        """None: no deal holds, and the next is not before ``_closed_s``."""
         self._closed_s = -math.inf
 
     @property

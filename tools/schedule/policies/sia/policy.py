@@ -108,8 +108,8 @@ class Sia(Policy):
         self.retune = retune
         self.lone_accumulation = lone_accumulation
         self._restarts: dict[str, int] = {}
+        # Most GPUs that each job was given.
         self._largest: dict[str, int] = {}
-        """Most GPUs that each job was given."""
         self._goodputs: JobGoodputs | None = None
         self._reasons: dict[str, Explanation] = {}
 
