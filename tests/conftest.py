@@ -88,6 +88,15 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
             os.environ[name] = wanted[name]
 
 
+@pytest.fixture
+def own_notices() -> Iterator[None]:
+    """A training in the process of the test takes the signals of a launcher; afterwards all is as before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture(autouse=True)
 def nothing_outlives_it() -> Iterator[None]:
     """A process, thread, handler or folder that a test leaves behind fails it, not a later test."""

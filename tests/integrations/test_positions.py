@@ -3,9 +3,8 @@
 import importlib.util
 import json
 import random
-import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.parts.training_positions import LIBRARIES, drawn, wrong
 from pliant.tools.run.progress import ENV_BATCH, ENV_PROGRESS, ENV_STOP
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("own_notices")]
 TRIALS = 5
-
-
-@pytest.fixture(autouse=True)
-def own_handlers() -> Iterator[None]:
-    """Those of this process: trainings in it take the signals of a launcher."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def need_installed(library: str) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, until
 from tests.tools.run.test_follow import Condition, Step, never, story
 
-pytestmark = pytest.mark.usefixtures("plain_python")
+pytestmark = pytest.mark.usefixtures("plain_python", "own_notices")
 
 SCRIPT = '''
 """Trains --steps of eight samples, 10 ms each; saves every --every steps and when it is asked to leave."""
@@ -233,14 +232,6 @@ def test_after_a_one_shot_run_a_job_runs_once_it_reports(site: Site) -> None:
 
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in NOTICES}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

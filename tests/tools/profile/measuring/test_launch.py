@@ -127,19 +127,3 @@ def test_a_relaunch_is_a_checkpoint_leaving_and_a_start() -> None:
     ended = launching._timed(outcome, 100.0, 201.5)
     assert (ended.start_s, ended.relaunch_s) == (5.0, 0.5 + 1.5 + 5.0)
     assert launching._timed(outcome.model_copy(update={"checkpoint_s": None}), 100.0, 201.5).start_s is None
-
-
-# ``pliant profile`` on a script without the elastic library, by what it reports of its steps.
-
-
-SCRIPT = """
-import time
-from pliant.tools.run.progress import TrainingProgress
-
-progress = TrainingProgress()
-progress.accumulate(4)
-progress.measurement.parameters = 7
-for step in range(1, 10**9):
-    time.sleep(0.001)
-    assert not progress.step(step)
-"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, LOST_PEER
 from tests.tools.run.elastic.alone import Clock
 from tests.tools.run.elastic.gang import plan, put
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("own_notices")]
 
 
 @pytest.fixture
@@ -205,14 +204,6 @@ def test_what_an_error_remembers_holds_no_connection() -> None:
     assert trace is not None and trace.tb_next is not None  # noqa: PT018
     assert trace.tb_next.tb_frame.f_code.co_name == "fails"
     assert trace.tb_next.tb_frame.f_locals == {}
-
-
-@pytest.fixture(autouse=True)
-def handlers_as_before() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_a_notice_waits_for_the_launcher_s_answer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
