@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pliant.schemas.checks import Capacities
 from pliant.schemas.errors import BadInputError, LockedError, ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.io import read_events, read_schedule, write_cluster
+from pliant.schemas.job import Job
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, UnitStatus
 from pliant.tools.run.service import launching as runnable
 from pliant.tools.run.service import loop as turns
@@ -466,7 +466,7 @@ def test_a_restart_ends_no_job_that_was_accepted(
     world = World(tmp_path, POLICIES.index("fifo"), nodes=plain.model_copy(update={"nodes": nodes}))
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(Capacities, "limits", lambda self, job: False)
+            patched.setattr(Job, "takes_room", False)
             patched.setattr(runnable, "_unserved", lambda job: {})
             for name in "ab":
                 world.ask(name, 4, 200.0, resources=DEMANDS[what])
