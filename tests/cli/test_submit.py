@@ -347,4 +347,4 @@ def test_status_leaves_out_what_ended_a_day_before_unless_it_is_asked_for(here: 
     me = account_name(os.geteuid())
     for chosen in (("-f", "json"), ("--state-is", "finished"), ("--job", "j*"), ("j[01]",), ("--user", me)):
         assert "j0" in call("status", "--state", state, *chosen).stdout
-    assert "j0" not in call("status", "--state", state, "--user", "nobody").stdout
+    assert "j0" not in call("status", "--state", state, "--user", "somebody-else").stdout

@@ -13,9 +13,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import chdir
+from contextlib import chdir, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.parts.crontab import moves_without_news
@@ -79,6 +80,14 @@ def end(folder: Path, name: str) -> None:
     (folder / f"{name}.may-end").touch()
     (attempt,) = (folder / "live" / "jobs" / name / "attempts").iterdir()
     until((attempt / "exit-0").exists)
+    until(lambda: not any(runs(each, str(attempt)) for each in psutil.process_iter()))
+
+
+def runs(process: psutil.Process, attempt: str) -> bool:
+    """Whether it is the keeper of an attempt, which ends a moment after it has written the exit code."""
+    with suppress(psutil.Error):
+        return any(word.startswith(f"{attempt}/") for word in process.cmdline())
+    return False
 
 
 def test_turns_start_each_job_once_and_catch_up_after_an_outage(sh: Shell, inputs: Path) -> None:

@@ -1,6 +1,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,7 +116,8 @@ def ends(state: State, job_id: str) -> None:
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], None]) -> None:
     """One of these happens in each pause between two looks."""
     left = iter(happenings)
-    monkeypatch.setattr(logs.time, "sleep", lambda _: next(left)())
+    # not time.sleep itself, which threads of other tests may call
+    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=lambda _: next(left)()))
 
 
 def test_following_shows_each_line_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
