@@ -7,8 +7,8 @@ by name: their values are on no command line, where every user of the node could
 The command has the node's process ids, network and shared memory, and finds its folders under the same paths,
 so that all who know it by them still do: its keeper, the launcher, other workers, torchrun, DataLoaders.
 
-The way to end the container is in a file as long as there may be one. Run as ``contain.py --remove FILE`` it
-does so: a runtime's client that is killed leaves the container behind.
+A file exists as long as there may be a container. Run as ``contain.py --remove SPEC`` it ends that: a
+runtime's client that is killed leaves the container behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import FrameType
-    from typing import Any
 
 OF_HOST = frozenset(
     {
@@ -96,7 +95,7 @@ class Spec(NamedTuple):
     folders: list[str]
     """What is mounted where it is, beside the folder in which this process is."""
     note: str
-    """The file with the way to end the container."""
+    """The file that exists as long as there may be a container."""
     name: str
 
 
@@ -332,7 +331,7 @@ class Running:
 
 def main(arguments: list[str]) -> int:
     if arguments[0] == "--remove":
-        remove(arguments[1])
+        remove(Spec(**json.loads(arguments[1])))
         return 0
     if arguments[0] == "--join":
         join(arguments[1:], sys.stdin.read())
@@ -345,7 +344,7 @@ def main(arguments: list[str]) -> int:
         program = find_program(PROGRAMS.get(spec.runtime, spec.runtime), os.environ)
         launch = Launch.of(spec, os.environ, os.getcwd(), Host.here(os.environ))
         client = [program, *of_client(spec.options)]
-        write_note(spec, client)
+        os.close(os.open(spec.note, os.O_WRONLY | os.O_CREAT, 0o600))
         code = running.wait([program, *launch.words(command)[1:]], launch.client_environment())
         why = said_since(start) if failed_itself(spec, client, code, start) else ""
     except (ContainerError, OSError) as error:
@@ -353,7 +352,7 @@ def main(arguments: list[str]) -> int:
     if why:
         text = f"ContainerError: {spec.runtime} did not start {spec.image}: {why}"
         print(text, file=sys.stderr, flush=True)
-    remove(spec.note)
+    remove(spec)
     if code < 0 or code - 128 in SIGNALS:
         end_by(-code if code < 0 else code - 128)
     return code
@@ -418,32 +417,31 @@ def output(argv: list[str]) -> str:
     return done.stdout
 
 
-def write_note(spec: Spec, client: Sequence[str]) -> None:
-    """Write how the container is ended, before there is one."""
+def removal(spec: Spec) -> list[str]:
+    """The command that ends the container.
+
+    :raises ContainerError: the node has no such program.
+    """
     at_once = ("--ignore", "--time=0") if spec.runtime == "podman" else ()
-    removal = [*client, "rm", "--force", *at_once, spec.name]
-    note = {"name": spec.name, "argv": removal if spec.runtime in ("podman", "docker") else []}
-    with open(os.open(spec.note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(note, file)
+    program = find_program(spec.runtime, os.environ)
+    return [program, *of_client(spec.options), "rm", "--force", *at_once, spec.name]
 
 
-def remove(path: str) -> None:
+def remove(spec: Spec) -> None:
     """End a container, and what is left of its processes; harmless if there is none.
 
     Its own processes first: runtimes look for them in the control group that they have made.
     """
-    try:
-        with open(path) as file:
-            note: dict[str, Any] = json.load(file)
-    except (OSError, ValueError):
+    if not os.path.lexists(spec.note):
         return
-    inside = [pid for pid in found_processes(note["name"]) if _stat(pid)[0] not in _OUTSIDE]
+    inside = [pid for pid in found_processes(spec.name) if _stat(pid)[0] not in _OUTSIDE]
     send(inside, signal.SIGKILL)
-    if note["argv"]:
-        output(note["argv"])
-    send(found_processes(note["name"]), signal.SIGKILL)
+    with contextlib.suppress(ContainerError):
+        if spec.runtime in ("podman", "docker"):
+            output(removal(spec))
+    send(found_processes(spec.name), signal.SIGKILL)
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        os.unlink(spec.note)
 
 
 def found_processes(name: str) -> Iterator[int]:

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest.mock import Mock
@@ -243,6 +245,27 @@ def test_a_command_runs_without_a_group_that_cannot_be_had(
             pass
         assert limited.end(os.kill, ()) is None
         assert "the command has no limits, as it has no control group: " in capsys.readouterr().err
+
+
+PYTHON = """#!/bin/sh
+echo $PPID $(cat {group}/cgroup.procs) > {group}/seen
+: > {group}/cgroup.procs
+"""
+
+
+def test_what_a_job_has_its_code_recorded_with_is_in_its_group(tmp_path: Path) -> None:
+    """Also of a command that ends at once: its end waits for that."""
+    group, python = tmp_path / "g", tmp_path / "python"
+    group.mkdir()
+    (group / "cgroup.procs").touch()
+    python.write_text(PYTHON.format(group=group))
+    python.chmod(0o755)
+    env = {"TMPDIR": str(tmp_path), keep.ENV_GROUP: str(Group([str(group)]))}
+    env[keep.ENV_CODE] = json.dumps({"command": [], "python": str(python)})
+    argv = (sys.executable, "-I", "-S", keep.__file__, str(tmp_path / "exit-0"), str(tmp_path), "/bin/true")
+    subprocess.run(argv, env={"PATH": "/usr/bin:/bin", **env}, check=True)
+    recorder, joined = (group / "seen").read_text().split()
+    assert recorder == joined
 
 
 # With root, the system's own groups.

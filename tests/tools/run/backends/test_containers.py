@@ -16,6 +16,7 @@ from benchmarks.parts.jobs.container_image import IMAGE
 from benchmarks.parts.jobs.containers import ContainedRun, resizes
 from pliant.schemas.container import Container
 from pliant.tools.profile.torchrun.start import kill
+from pliant.tools.run.backends import keep
 from pliant.tools.run.backends.contain import (
     ContainerError,
     Host,
@@ -134,6 +135,32 @@ def test_exit_codes_of_the_runtime_and_of_the_command(tmp_path: Path, code: int,
     said = "ContainerError: podman did not start img: img: image not known"
     assert (said in errors.read_text().splitlines()) == own
     assert not note.exists()
+
+
+LEAVES = """#!/bin/sh
+echo "$@" >> {folder}/asked
+case $1 in
+run) echo '{{"name": "x", "argv": ["touch", "{folder}/forged"]}}' > {folder}/unit-0.container; kill -9 $PPID;;
+rm) setsid sleep 600 > /dev/null 2>&1 & echo $! > {folder}/left;;
+esac
+"""
+
+
+def test_a_keeper_ends_the_container_that_was_launched_and_what_that_starts(tmp_path: Path) -> None:
+    """Whatever stands in the job's folder."""
+    fake = tmp_path / "podman"
+    fake.write_text(LEAVES.format(folder=tmp_path))
+    fake.chmod(0o755)
+    inside = service.words(Container(image="img"), tmp_path / "unit-0.container")
+    keeper = (sys.executable, "-I", "-S", keep.__file__, str(tmp_path / "exit-0"), str(tmp_path))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    subprocess.run((*keeper, *inside, "true"), env=env, check=True)
+    name = json.loads(inside[-1])["name"]
+    assert (tmp_path / "asked").read_text().splitlines()[1:] == [f"rm --force --ignore --time=0 {name}"]
+    assert not psutil.pid_exists(int((tmp_path / "left").read_text()))
+    (tmp_path / "unit-0.container").write_text(json.dumps({"name": "x", "argv": ["touch", "forged"]}))
+    subprocess.run((*keeper, "true"), env=env, check=True)
+    assert not (tmp_path / "forged").exists()
 
 
 SRUN = """#!{python}
