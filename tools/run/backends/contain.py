@@ -70,7 +70,7 @@ _PREFIX = re.compile(
 )
 _EMPTY = re.compile(r"$|(See|Run) '|Error: container create failed \(no logs from conmon\)")
 """Lines that say nothing, or that there are others."""
-_LIMITED = re.compile(r"/pliant-[0-9a-f]{16}\b|/job_\d+/")
+_LIMITED = re.compile(r"/pliant-[0-9a-f]{32}\b|/job_\d+/")
 """Control groups of a unit, by the names that pliant and Slurm give them."""
 _PID_MAX = "/proc/sys/kernel/pid_max"
 _OUTSIDE = ("podman", "conmon")
@@ -118,7 +118,7 @@ class Host(NamedTuple):
         os.umask(mask := os.umask(0o077))
         ids = os.getuid(), os.getgid(), tuple(os.getgroups())
         scratch, limited = env.get("TMPDIR", ""), limited_groups()
-        hooks = write_hook(os.path.join(scratch, "hooks"), limited) if scratch and limited else ""
+        hooks = write_hook(scratch, limited) if scratch and limited else ""
         return cls(*ids, own_limits(), hooks, env.get(ENV_SLURM, ""), mask)
 
 
@@ -143,16 +143,18 @@ def limited_groups() -> list[str]:
     return [folder for folder in folders if os.access(f"{folder}/cgroup.procs", os.W_OK)]
 
 
-def write_hook(folder: str, groups: Sequence[str]) -> str:
+def write_hook(scratch: str, groups: Sequence[str]) -> str:
     """Have the first process of a container put into these groups before it begins.
 
     podman would give it a group of its own, where no limit of the unit holds, and knows one parent for all
-    controllers at most. Returns the folder of the hook.
+    controllers at most. Returns the folder of the hook, a new one: no link of others leads away.
     """
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="hooks-", dir=scratch)
     args = [sys.executable, "-I", "-S", os.path.abspath(__file__), "--join", *groups]
     hook = {"version": "1.0.0", "when": {"always": True}, "stages": ["prestart"]}
-    with open(os.path.join(folder, "join.json"), "w") as file:
+    with open(os.path.join(folder, "join.json"), "x") as file:
         json.dump({**hook, "hook": {"path": sys.executable, "args": args}}, file)
     return folder
 
@@ -338,11 +340,13 @@ def main(arguments: list[str]) -> int:
         return 0
     spec, command = Spec(**json.loads(arguments[0])), arguments[1:]
     os.environ[ENV_CONTAINER] = spec.name
-    start = end_of(2)
+    start, hooks = end_of(2), ""
     running = Running(spec)
     try:
         program = find_program(PROGRAMS.get(spec.runtime, spec.runtime), os.environ)
-        launch = Launch.of(spec, os.environ, os.getcwd(), Host.here(os.environ))
+        host = Host.here(os.environ)
+        hooks = host.hooks
+        launch = Launch.of(spec, os.environ, os.getcwd(), host)
         client = [program, *of_client(spec.options)]
         os.close(os.open(spec.note, os.O_WRONLY | os.O_CREAT, 0o600))
         code = running.wait([program, *launch.words(command)[1:]], launch.client_environment())
@@ -353,6 +357,8 @@ def main(arguments: list[str]) -> int:
         text = f"ContainerError: {spec.runtime} did not start {spec.image}: {why}"
         print(text, file=sys.stderr, flush=True)
     remove(spec)
+    if hooks:
+        shutil.rmtree(hooks, ignore_errors=True)
     if code < 0 or code - 128 in SIGNALS:
         end_by(-code if code < 0 else code - 128)
     return code

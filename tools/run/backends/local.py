@@ -26,11 +26,10 @@ from pliant.tools.run.backends.keep import (
     CONTAINER,
     ENV_GROUP,
     container_of,
-    name_of,
     remove_scratch,
     scratch_of,
 )
-from pliant.tools.run.backends.limits import UnitLimits, gpus_of
+from pliant.tools.run.backends.limits import UnitLimits, gpus_of, group_name
 from pliant.tools.run.backends.machine import (
     Waker,
     Watched,
@@ -146,7 +145,7 @@ class LocalBackend:
         first = len(started)
         running = [index for index, unit in enumerate(started) if self._running(unit, _mark(handle))]
         gpus = gpus_of([*(started[index] for index in running), *units])
-        names = [name_of(str(handle.files.exit_code(index))) for index in range(first, first + len(units))]
+        names = [group_name(str(handle.files.exit_code(index))) for index in range(first, first + len(units))]
         groups = [self.limits.group(name, unit, gpus) for name, unit in zip(names, units, strict=True)]
         started.extend(
             StartedUnit.of(unit, () if group is None else group.folders)

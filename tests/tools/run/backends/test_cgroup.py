@@ -26,7 +26,7 @@ from pliant.tools.run.backends.cgroup import (
     gpu_devices,
     remove_empty,
 )
-from pliant.tools.run.backends.limits import LEAST_PROCESSES, UnitLimits
+from pliant.tools.run.backends.limits import LEAST_PROCESSES, UnitLimits, group_name
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Unit
 from tests.tools.run.site import until
@@ -238,8 +238,10 @@ def test_a_command_runs_without_a_group_that_cannot_be_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(keep, "end_orphans", Mock())  # this process has other children
-    for text in ("no JSON", str(Group([f"{tmp_path}/file/g"]))):
-        (tmp_path / "file").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "cgroup.procs").write_text("1\n")  # of another account
+    for text in ("no JSON", str(Group([f"{tmp_path}/file/g"])), str(Group([f"{tmp_path}/taken"]))):
         limited = keep.CommandGroup(text, None)
         with limited.inside():
             pass
@@ -337,7 +339,7 @@ with open({folders!r}[0] + "/own/cgroup.procs", "w") as file:
 @pytest.mark.services
 @pytest.mark.parametrize("killed", ["the command", "the keeper"])
 def test_nothing_of_a_unit_hides_from_its_end(live: Live, killed: str) -> None:
-    name = keep.name_of(str(live.handle.files.exit_code(0)))
+    name = group_name(str(live.handle.files.exit_code(0)))
     folders = [f"{parent}/{name}" for parent in find_place().parents.values()]
     live.start("import os" + NESTS.format(folders=folders) + HIDES)
     assert live.group().folders == tuple(folders)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -80,7 +81,9 @@ def test_a_hook_puts_a_container_into_the_groups_of_its_unit(tmp_path: Path) -> 
     groups = [tmp_path / "memory", tmp_path / "pids"]
     for group in groups:
         group.mkdir()
-    (hook,) = Path(write_hook(str(tmp_path / "hooks"), [str(group) for group in groups])).iterdir()
+    (tmp_path / "hooks").symlink_to(groups[0])  # as others prepare it
+    (hook,) = Path(write_hook(str(tmp_path), [str(group) for group in groups])).iterdir()
+    assert (hook.parent.parent, stat.S_IMODE(hook.parent.stat().st_mode)) == (tmp_path, 0o700)
     asked = json.loads(hook.read_text())["hook"]
     assert asked["path"] == asked["args"][0] == sys.executable
     subprocess.run(asked["args"], input=json.dumps({"pid": 4711}), text=True, check=True)
