@@ -249,18 +249,13 @@ def test_a_command_runs_without_a_group_that_cannot_be_had(
         assert "the command has no limits, as it has no control group: " in capsys.readouterr().err
 
 
-PYTHON = """#!/bin/sh
-echo $PPID $(cat {group}/cgroup.procs) > {group}/seen
-: > {group}/cgroup.procs
-"""
-
-
 def test_what_a_job_has_its_code_recorded_with_is_in_its_group(tmp_path: Path) -> None:
     """Also of a command that ends at once: its end waits for that."""
     group, python = tmp_path / "g", tmp_path / "python"
     group.mkdir()
     (group / "cgroup.procs").touch()
-    python.write_text(PYTHON.format(group=group))
+    looks = "#!/bin/sh\necho $PPID $(cat {0}/cgroup.procs) > {0}/seen; : > {0}/cgroup.procs\n"
+    python.write_text(looks.format(group))
     python.chmod(0o755)
     env = {"TMPDIR": str(tmp_path), keep.ENV_GROUP: str(Group([str(group)]))}
     env[keep.ENV_CODE] = json.dumps({"command": [], "python": str(python)})
