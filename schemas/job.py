@@ -746,10 +746,9 @@ def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     """Values with changes of some of them, and of parts of these; without those that are None then."""
     merged = dict(before)
     for name, change in changes.items():
-        if isinstance(change, Mapping):
-            own = merged.get(name)
-            change = _merged(own if isinstance(own, Mapping) else {}, change)
-        merged[name] = change
+        own = merged.get(name)
+        parts = own if isinstance(own, Mapping) else {}
+        merged[name] = _merged(parts, change) if isinstance(change, Mapping) else change
     return {name: value for name, value in merged.items() if value is not None}
 
 
