@@ -50,10 +50,7 @@ def test_presets_are_off_by_default_and_need_their_inputs():
     world = given([job("a", work={"samples": 5})], cluster(1))
     for stated, problem in (
         ({"compat": "pollux"}, "--compat pollux needs a --profile"),
-        (
-            {"compat": "pollux", "progress": "samples"},
-            "simulates epochs, not --progress samples",
-        ),
+        ({"compat": "pollux", "progress": "samples"}, "simulates epochs, not --progress samples"),
         ({"speeds": "placement"}, "--speeds placement needs a --profile"),
     ):
         with pytest.raises(UsageError, match=problem):

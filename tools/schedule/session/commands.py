@@ -129,7 +129,7 @@ class Commands:
         kept = (self.held, self.awaiting, self.in_line)
         own = [job for job in jobs if job.spec.user == user and not any(job.id in each for each in kept)]
         inside = [job for job in own if job.id not in self.limited]
-        count, gpus = len(inside), sum(max(job.gpus, job.spec.gpus.requested) for job in inside)
+        count, gpus = len(inside), sum(max(job.log_gpus, job.spec.gpus.requested) for job in inside)
         found = []
         for job in sorted((job for job in own if job.id in self.limited), key=lambda job: job.turn):
             count, gpus = count + 1, gpus + job.spec.gpus.requested

@@ -59,10 +59,7 @@ EXPORTS = {
         "{0},ann,1,4,SFT,COMPLETED,{0}00,{0}50,60",
     ),
     "swf": ("; Version: 2.2", f"{{0}} {{0}}00 50 60 4{' -1' * 13}"),
-    "alibaba-v2023": (
-        "name,num_gpu,creation_time,scheduled_time,deletion_time",
-        "job {0},4,{0}00,{0}50,900",
-    ),
+    "alibaba-v2023": ("name,num_gpu,creation_time,scheduled_time,deletion_time", "job {0},4,{0}00,{0}50,900"),
 }
 
 
