@@ -207,6 +207,7 @@ class ClusterState:
         if not state.requested:
             self.commands.on_cpus[job_id] = True
         self.jobs[job_id] = state
+        self._look_at_room([state])
         self._arrive(state, time_s)
 
     def lose(self, job_id: str, time_s: float) -> JobState:
@@ -254,15 +255,21 @@ class ClusterState:
             del self.commands.in_line[job.id]
             self._come_in(job, time_s)
 
-    def _come_in(self, job: JobState, time_s: float) -> None:
-        """The policy sees a job once its user's limit has room for it."""
+    def _come_in(self, job: JobState, time_s: float, *, was_in: bool = False, more: bool = False) -> None:
+        """The policy sees a job once its user's limit has room for it.
+
+        :param was_in: it is within the limit, and stays unless it asks for ``more`` than there is room for.
+        """
         limit = self.cluster.limit_of(job.spec.user) if self.cluster.user_limits else None
         if limit is None:
             self._note("arrived", time_s, job=job)
             return
         if limit.gpus is not None:
             job.most = job.spec.gpus.requested
-        self.commands.limit(job, limit)
+        if was_in and not (more and self.commands.exceeds(self.jobs.values(), job.spec.user, limit)):
+            self._note("arrived", time_s, job=job)
+        else:
+            self.commands.limit(job, limit)
         self._admit(job.spec.user, time_s)
 
     def _admit(self, user: str, time_s: float) -> None:
@@ -334,11 +341,15 @@ class ClusterState:
         except (BadInputError, ArithmeticError):  # it was checked when it was ordered, on the cluster then
             return
         self._note("cancelled", time_s, job=job)
+        before = job.requested
         job.take_spec(new)
         if job_id in self.commands.held or job_id in self.commands.bound:
             return
-        self.commands.let_in(job_id)
-        self._arrive(job, time_s)
+        if self.commands.keeps_waiting(job_id):
+            self.commands.let_in(job_id)
+            self._arrive(job, time_s)
+        else:
+            self._come_in(job, time_s, was_in=True, more=job.requested > before)
 
     def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
         """Change the priority of a job.

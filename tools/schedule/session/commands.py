@@ -126,10 +126,8 @@ class Commands:
         No job overtakes one that must wait. What a job requests counts from its arrival, so no decision can
         exceed a limit.
         """
-        kept = (self.held, self.awaiting, self.in_line)
-        own = [job for job in jobs if job.spec.user == user and not any(job.id in each for each in kept)]
-        inside = [job for job in own if job.id not in self.limited]
-        count, gpus = len(inside), sum(max(job.log_gpus, job.spec.gpus.requested) for job in inside)
+        own = [job for job in jobs if job.spec.user == user]
+        count, gpus = self._inside(own)
         found = []
         for job in sorted((job for job in own if job.id in self.limited), key=lambda job: job.turn):
             count, gpus = count + 1, gpus + job.spec.gpus.requested
@@ -137,3 +135,14 @@ class Commands:
                 break
             found.append(job)
         return found
+
+    def exceeds(self, jobs: Iterable[JobState], user: str, limit: UserLimit) -> bool:
+        """Whether those jobs of a user that do not wait are more than its limit allows."""
+        count, gpus = self._inside(job for job in jobs if job.spec.user == user)
+        return count > (limit.jobs or count) or gpus > (limit.gpus or gpus)
+
+    def _inside(self, own: Iterable[JobState]) -> tuple[int, int]:
+        """How many of these jobs neither wait nor are held, and their GPUs."""
+        kept = (self.held, self.awaiting, self.in_line, self.limited)
+        inside = [job for job in own if not any(job.id in each for each in kept)]
+        return len(inside), sum(max(job.log_gpus, job.spec.gpus.requested) for job in inside)

@@ -59,7 +59,10 @@ EXPORTS = {
         "{0},ann,1,4,SFT,COMPLETED,{0}00,{0}50,60",
     ),
     "swf": ("; Version: 2.2", f"{{0}} {{0}}00 50 60 4{' -1' * 13}"),
-    "alibaba-v2023": ("name,num_gpu,creation_time,scheduled_time,deletion_time", "job {0},4,{0}00,{0}50,900"),
+    "alibaba-v2023": (
+        "name,gpu_spec,num_gpu,creation_time,scheduled_time,deletion_time",
+        "job {0},T4,4,{0}00,{0}50,900",
+    ),
 }
 
 
@@ -84,6 +87,16 @@ def test_rows_of_exports_that_overlap_count_once(tmp_path: Path, kind: str, odd:
     assert [job.submit_time + 100 * (kind != "swf") for job in result.jobs] == [100, 200, 300]
     assert result.summary.joined == {"are there before": 1}
     assert result.summary.dropped.total() == 2 * odd
+    # A row that differs in what is no fact of time or size is another job.
+    if kind in ("philly", "swf"):
+        changes = ('"user": "u"', '"user": "u", "vc": "w"') if kind == "philly" else ("-1 -1\n", "-1 7\n")
+    else:
+        changes = {"csv": ("blue", "red"), "acme": ("SFT", "x"), "helios": ("50,", "60,")}.get(
+            kind, ("T4", "P4")
+        )
+    other = text(tmp_path, "other", Path(files[0]).read_text(encoding="utf-8").replace(*changes))
+    result = run(tmp_path, kind, files[0], other, lenient=odd, mapping=MAP if kind == "csv" else None)
+    assert [job.id[-2:] == "-2" for job in result.jobs] == [False, True] * 2
 
 
 @pytest.mark.parametrize("quote", ["", '"'])

@@ -104,6 +104,13 @@ def test_a_job_waits_for_cpus_and_one_without_demands_does_not():
     assert held.jobs["b"].gpus == 1
     held = started(needy("a", 2, cpu=4.0), job("b", gpus=2, at=1.0), on=full)
     assert [held.jobs[name].gpus for name in "ab"] == [2, 2]
+    # One that fails while its node is down runs there again.
+    held.node_down("n0", 1)
+    held.end("a", 2, "failed")
+    held.node_up("n0", 3)
+    held.revive("a", 4)
+    held.decide(4)
+    assert [held.jobs[name].gpus for name in "ab"] == [2, 2]
 
 
 def test_parameter_servers_sit_on_nodes_without_gpus():

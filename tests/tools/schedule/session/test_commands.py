@@ -4,6 +4,7 @@ import pytest
 from pliant.schemas.checks import check_after, oversized
 from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import updated
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.explain import explanations
 from pliant.tools.schedule.policies.fifo import Fifo
@@ -253,6 +254,22 @@ def test_the_most_important_job_is_next_and_rejections_make_room() -> None:
     assert held.ask_again_s == pytest.approx(1.0)
     assert held.ask_again_s > 1.0, "a time that has passed is no wish"
     assert steps(held, held.ask_again_s, b=1) == [("b", "start")]
+
+
+def test_an_updated_job_keeps_its_place_unless_it_asks_for_more_than_its_limit() -> None:
+    for nodes, jobs in (
+        (cluster(8), [member(number, limit=1, hold=number == 0) for number in range(2)]),
+        (limited(8, ann=UserLimit(gpus=3)), [owned("s-0", "ann", 3, hold=True), owned("s-1", "ann", 2)]),
+    ):
+        held = opened(nodes, *jobs)
+        assert steps(held, 1.0, **{"s-1": jobs[1].gpus.requested}) == [("s-1", "start")]
+        held.let_go("s-0", 2.0)
+        held.update("s-1", 3.0, updated(jobs[1], {"retries": 3}))
+        assert list(held.in_play) == ["s-1"], "one that waits does not take its place"
+        held.update("s-1", 4.0, updated(jobs[1], {"gpus": {"requested": 3}}))
+        assert list(held.in_play) == ["s-1"]
+    held.update("s-1", 5.0, updated(jobs[1], {"gpus": {"requested": 4}}))
+    assert list(held.in_play) == ["s-0"]
 
 
 # Jobs that wait for others, and arrays.
