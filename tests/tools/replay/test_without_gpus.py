@@ -53,12 +53,8 @@ def test_they_take_cores_of_one_node_and_wait_for_cores_only(policy: str) -> Non
     ]
     done = replay(inputs(trace, NODES), Run(policy, simulated=FREE_CHANGES))
     began = starts(done)
-    assert {name: began[name] for name in "abcd"} == {
-        "a": (0, "cores", 0),
-        "b": (1, "gpus", 0),
-        "c": (2, "gpus", 0),
-        "d": (100, "cores", 0),
-    }
+    found = {name: began[name] for name in "abcd"}
+    assert found == {"a": (0, "cores", 0), "b": (1, "gpus", 0), "c": (2, "gpus", 0), "d": (100, "cores", 0)}
     assert began["gpu"] == (0, "gpus", 2)
     assert ends(done) == {"a": 100, "b": 101, "c": 102, "d": 200, "gpu": 200}
 
@@ -71,11 +67,8 @@ def test_cores_of_one_are_not_those_of_another() -> None:
     assert ends(done) == {"a": 100, "gpu": 150}
     late = [prepare("b", 4, at=2.0, priority=1.0), prepare("c", 4, at=1.0), prepare("d", 4, seconds=10)]
     only = [each.model_copy(update={"nodes": ("ssd",)}) for each in late]
-    assert ends(replay(inputs(only, NODES), Run("fifo", simulated=FREE_CHANGES))) == {
-        "d": 10,
-        "b": 110,
-        "c": 210,
-    }
+    found = ends(replay(inputs(only, NODES), Run("fifo", simulated=FREE_CHANGES)))
+    assert found == {"d": 10, "b": 110, "c": 210}
     # Small jobs that come all the time keep neither a worker nor a job of eight cores waiting for ever.
     small = [prepare(f"s{at}", 4, at=50.0 * at, exclude=("cores",)) for at in range(6)]
     need = {"worker": {"cpu": 8.0}}

@@ -86,11 +86,8 @@ def test_a_copy_has_what_git_does_not_ignore_as_it_is_now(work: Work) -> None:
     write(work.root, {"train.py": "later"})
     found = record_code.snapshot_record(str(folder / "lib"))
     assert found is not None
-    assert (found["commit"], found["snapshot"], [*found["files"]]) == (
-        work.commit,
-        True,
-        ["lib/model.py", "run.sh", "train.py"],
-    )
+    given = (found["commit"], found["snapshot"], [*found["files"]])
+    assert given == (work.commit, True, ["lib/model.py", "run.sh", "train.py"])
 
 
 def test_paths_into_the_repository_lead_into_the_copy(work: Work) -> None:
@@ -123,11 +120,8 @@ def test_submodules_are_copied_too(work: Work) -> None:
     write(work.root, {"third/b.py": "2", "third/own/x": "3"})
     (found,) = work.copied(started("third/a.py"))
     copied = tree(Path(found.workdir or ""))
-    assert (copied["third/a.py"], copied["third/b.py"], copied["third/own"]) == (
-        "1",
-        "2",
-        f"-> {work.root}/third/own",
-    )
+    given = (copied["third/a.py"], copied["third/b.py"], copied["third/own"])
+    assert given == ("1", "2", f"-> {work.root}/third/own")
 
 
 @pytest.mark.parametrize(
