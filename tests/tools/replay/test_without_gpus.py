@@ -113,6 +113,20 @@ def test_what_keeps_them_from_running_is_said(golden_text) -> None:
     golden_text("\n".join(lines))
 
 
+def test_awaited_parameter_servers_keep_them_from_nodes_without_gpus_alone() -> None:
+    session = Session(make_policy("fifo"), NODES, CurveThroughput())
+    session.submit(prepare("a", 2), 0.0)
+    session.decide(0.0)
+    needs = {"worker": {"bandwidth": 1.0}, "ps": {"cpu": 4.0, "bandwidth": 9.0}}
+    session.submit(job("g", gpus=2, resources=needs), 1.0)
+    session.submit(prepare("b", 2, at=2.0), 2.0)
+    session.decide(2.0)
+    assert [each.placement for each in session.jobs.values()] == [(("cores", 1),), (), (("gpus", 1),)]
+    session.end("a", 3.0)
+    session.decide(3.0)
+    assert session.jobs["g"].servers == (("cores", 1),)
+
+
 def test_they_keep_away_from_places_that_failed_and_each_node_is_looked_at_once(monkeypatch) -> None:
     session = Session(make_policy("fifo"), NODES, CurveThroughput())
     for name in "ab":

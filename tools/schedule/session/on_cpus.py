@@ -8,7 +8,7 @@ GPUs counts once enough of them are free for it, on the nodes that they are on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pliant.schemas.checks import Amounts, Capacities, Constraint, fitting, servers_for
 from pliant.tools.schedule.jobs import JobState, NodeState
@@ -34,7 +34,8 @@ class _Awaited(NamedTuple):
     most: int
     together: int = 1
     """As many are on one node."""
-    on_gpus: bool = False
+    of: Literal["gpus", "servers", "cores"] = "cores"
+    """Workers hold GPUs, parameter servers are on nodes made without; jobs that need no GPU are on any."""
     types: tuple[str, ...] | None = None
     hidden: frozenset[str] = frozenset()
 
@@ -42,9 +43,11 @@ class _Awaited(NamedTuple):
         """How many are to have room on a node, were it empty but for the GPUs that jobs hold."""
         if node.name in self.hidden or (self.constraint is not None and not self.constraint.allows(node)):
             return 0
-        if self.on_gpus and self.types is not None and node.gpu_type not in self.types:
+        if self.types is not None and node.gpu_type not in self.types:
             return 0
-        most = min(self.most, free.free_on(node.name)) if self.on_gpus else self.most
+        if self.of == "servers" and not node.for_servers:
+            return 0
+        most = min(self.most, free.free_on(node.name)) if self.of == "gpus" else self.most
         count = fitting(node.capacities, dict(self.demand), most)
         return count - count % self.together
 
@@ -84,11 +87,10 @@ class CpuStarts:
                 if node is not None:
                     yield job, node
                 continue
-            constraint, needs = self._capacities.constraint_of(job.spec), job.spec.resources
-            workers = _Awaited(
-                constraint, tuple(needs.worker.items()), least, job.per_replica, True, job.types
-            )
-            servers = _Awaited(constraint, tuple(needs.ps.items()), servers_for(job.spec, least))
+            where, needs = self._capacities.constraint_of(job.spec), job.spec.resources
+            worker, server = tuple(needs.worker.items()), tuple(needs.ps.items())
+            workers = _Awaited(where, worker, least, job.per_replica, "gpus", job.types)
+            servers = _Awaited(where, server, servers_for(job.spec, least), of="servers")
             self._awaited |= dict.fromkeys(each for each in (workers, servers) if each.demand)
 
     def _place(self, job: JobState) -> NodeState | None:
