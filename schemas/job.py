@@ -396,7 +396,7 @@ class Job(Record):
     """Unique name of the job, also its folder's name in a state directory."""
     name: Identifier | None = None
     """The id that it was submitted with, if a job of that id had ended before; commands take it for the
-    newest such job. Default: its id."""
+    newest such job. Set by ``submit``, which takes none. Default: its id."""
     submit_time: Annotated[float, Field(ge=0, le=MOST)] = Field(default_factory=_filled_in)
     """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory). Default:
     the moment of ``submit`` or of ``schedule``; in a trace the earliest time that its file states, else 0."""
@@ -755,7 +755,9 @@ def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     """Values with changes of some of them, and of parts of these; without those that are None then."""
     merged = dict(before)
     for name, change in changes.items():
-        merged[name] = _merged(merged.get(name) or {}, change) if isinstance(change, Mapping) else change
+        own = merged.get(name)
+        parts = own if isinstance(own, Mapping) else {}
+        merged[name] = _merged(parts, change) if isinstance(change, Mapping) else change
     return {name: value for name, value in merged.items() if value is not None}
 
 

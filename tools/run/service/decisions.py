@@ -19,7 +19,7 @@ from pliant.schemas.errors import BadInputError, InfeasibleError, PliantError, S
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.schedule import Allocation, Schedule
-from pliant.tools.run.service.submit import in_teams
+from pliant.tools.run.service.submit import forget_secrets, in_teams
 from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
@@ -248,6 +248,9 @@ class Arrivals:
                 cancelled += [event.job for event in made if event.event == "requeue" and event.job]
                 self.updated += [event.job for event in made if event.event == "update" and event.job]
         self._state.record(events)
+        for event in events:
+            if event.event == "reject" and event.job is not None:
+                forget_secrets(self._state.dirs, event.job)
         self._spool.settle(log, ahead)
         self._awaited = bool(self._spool.requests())
         return bool(events), cancelled
