@@ -199,7 +199,7 @@ def imported(folder: Path, path: str, **more: Any) -> tuple[list[Down], ImportSu
     return [(event.time_s, event.node, event.up) for event in read_failures(str(out))], summary
 
 
-def test_faults_and_counts_become_outages_of_nodes(tmp_path: Path) -> None:
+def test_faults_and_counts_become_outages_of_nodes_of_a_cluster_and_span(tmp_path: Path) -> None:
     # Two faults of one server overlap from day 2 to day 3; the other's ends without having begun.
     rows = ((1, "b", "start"), (2, "b", "start"), (3, "b", "end"), (3.5, "a", "end"), (4, "b", "end"))
     cluster = tmp_path / "cluster.json"
@@ -216,9 +216,6 @@ def test_faults_and_counts_become_outages_of_nodes(tmp_path: Path) -> None:
     assert imported(tmp_path, spot)[0] == [(60.0, "n1", False)]
     seconds = text(tmp_path, "spot.csv", "time,instances", "0,2", "60000,1")
     assert imported(tmp_path, seconds)[0] == [(60000.0, "n1", False)]
-
-
-def test_outages_fit_a_given_cluster_and_span(tmp_path: Path) -> None:
     cluster = tmp_path / "mine.json"
     io.write_cluster(Cluster(nodes=(Node(name="gpu-{}", gpus=4, count=1),)), cluster)
     rows = ((0.5, "x", "start"), (1, "y", "start"))
