@@ -335,10 +335,8 @@ class ClusterState:
         :param spec: of the same work; what it holds stays. One that makes no sense here changes nothing.
         :raises KeyError: the job is not active.
         """
-        job, time_s = self.jobs[job_id], self._at(time_s)
-        try:
-            new = self._state_of(self.capacities.without_what_never_fits(spec))
-        except (BadInputError, ArithmeticError):  # it was checked when it was ordered, on the cluster then
+        job, time_s, new = self.jobs[job_id], self._at(time_s), self.state_as(spec)
+        if new is None:
             return
         self._note("cancelled", time_s, job=job)
         before = job.requested
@@ -350,6 +348,13 @@ class ClusterState:
             self._arrive(job, time_s)
         else:
             self._come_in(job, time_s, was_in=True, more=job.requested > before)
+
+    def state_as(self, spec: Job) -> JobState | None:
+        """What a job becomes that asks for something else; None: it makes no sense on this cluster."""
+        try:
+            return self._state_of(self.capacities.without_what_never_fits(spec))
+        except (BadInputError, ArithmeticError):  # it was checked when it was ordered, on the cluster then
+            return None
 
     def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
         """Change the priority of a job.

@@ -160,7 +160,7 @@ class Session(ClusterState):
 
     def update(self, job_id: str, time_s: float, spec: Job) -> None:
         super().update(job_id, time_s, spec)
-        self.jobs[job_id].is_pinned = self._dwell.pins and not spec.can_save
+        self.jobs[job_id].is_pinned = self._dwell.pins and not self.jobs[job_id].spec.can_save
         self._outlasts_ends = False
 
     def decide(self, time_s: float) -> list[Transition]:
