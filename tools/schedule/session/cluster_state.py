@@ -488,7 +488,7 @@ class ClusterState:
         :raises ValueError: no GPU of the node is free.
         """
         node, time_s = self.free.node(node_of(slot)), self._at(time_s)
-        if slot not in self.withheld.out_of_service and _is_of_gpu(slot):
+        if slot not in self.withheld.out_of_service and is_of_gpu(slot):
             if node.up:
                 self.free.take(((node.name, 1),))
             self._resize(node, -1, time_s)
@@ -506,7 +506,7 @@ class ClusterState:
 
     def _put_back(self, slot: str, time_s: float) -> None:
         node = self.free.node(node_of(slot))
-        if not _is_of_gpu(slot):
+        if not is_of_gpu(slot):
             return
         self._resize(node, 1, time_s)
         self.free.give(((node.name, 1),))
@@ -514,6 +514,7 @@ class ClusterState:
     def _at(self, time_s: float) -> float:
         self.now_s = now_s = time_s if time_s > self.now_s else self.now_s
         if now_s >= self.withheld.next_s:
+            self.cores_change = self.cores_change or bool(self.commands.on_cpus)
             for until_s, slot in self.withheld.expire(now_s):
                 self._put_back(slot, until_s)
         return now_s
@@ -754,7 +755,7 @@ make: Final = tuple.__new__
 """Makes a named tuple in half the time."""
 
 
-def _is_of_gpu(slot: str) -> bool:
+def is_of_gpu(slot: str) -> bool:
     """Whether a slot is one of the node's GPUs, and not a place of a job without GPUs, which come behind."""
     return int(slot.rpartition("/")[2]) < MOST_OF_NODE
 
