@@ -122,24 +122,19 @@ def test_submodules_are_copied_too(work: Work) -> None:
     assert third.items() <= tree(Path(found.workdir or "")).items()
 
 
-@pytest.mark.parametrize(
-    ("command", "folder", "text"),
-    [
-        (("../outside.py",), "", "is not in {root}, and that is all that --snapshot copies"),
-        (("x.sh",), "data", "git ignores it or nothing is in it, so --snapshot copies nothing of it"),
-        (("train.py",), "", '{root}: more than 0 MiB or 20,000 files to copy: "lib/model.py (0.0 MiB)"'),
-    ],
-)
 def test_what_cannot_be_copied_is_refused_and_nothing_stays(
-    work: Work, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], folder: str, text: str
+    work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not folder and command == ("train.py",):
-        write(work.root, {"lib/model.py": "the largest of all these files"})
-        monkeypatch.setattr(code_copy, "MOST_BYTES", 40)
-    with pytest.raises(UsageError) as caught:
-        work.copied(started("run.sh", name="b"), started(*command), folder=folder)
-    assert text.format(root=work.root) in str(caught.value)
-    assert work.copies() == []
+    write(work.root, {"lib/model.py": "the largest of all these files"})
+    for name, folder, text in (
+        ("../outside.py", "", "is not in {root}, and that is all that --snapshot copies"),
+        ("x.sh", "data", "git ignores it or nothing is in it, so --snapshot copies nothing of it"),
+        ("train.py", "", '{root}: more than 0 MiB or 20,000 files to copy: "lib/model.py (0.0 MiB)"'),
+    ):
+        monkeypatch.setattr(code_copy, "MOST_BYTES", 40 if name == "train.py" else 1 << 20)
+        with pytest.raises(UsageError) as caught:
+            work.copied(started("run.sh", name="b"), started(name), folder=folder)
+        assert (text.format(root=work.root) in str(caught.value), work.copies()) == (True, [])
 
 
 def test_a_copy_goes_once_its_last_job_has_ended(work: Work, caplog: pytest.LogCaptureFixture) -> None:
