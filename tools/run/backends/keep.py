@@ -253,6 +253,8 @@ class Helpers:
         if self._end >= 0:
             os.close(self._end)
         self.wait(self.pids)
+        if any(pid not in self.inside for pid in self.pids):
+            print(f"pliant: output not copied: no answer for {HELPERS_S:.0f} s", file=sys.stderr, flush=True)
         end_orphans(kill)
 
     def wait(self, pids: Collection[int]) -> None:

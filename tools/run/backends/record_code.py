@@ -144,7 +144,7 @@ def snapshot_record(folder: str) -> dict[str, Any] | None:
 
 
 def git(folder: str, *words: str) -> bytes:
-    """What git answers about a folder. It writes nothing there and starts no program of the repository.
+    """What git answers about a folder. It writes nothing there.
 
     :raises NoGitError: it does not answer.
     """
