@@ -223,7 +223,7 @@ class Spool:
         self._folder = dirs.spool
         self._read: dict[str, Request] = {}
         self._has_listed = False
-        self._all_read = True
+        self.all_read = True
 
     def requests(self) -> list[Request]:
         """All requests that are not settled, in the order in which they were made.
@@ -243,7 +243,7 @@ class Spool:
             names = list(self._read)
         self._has_listed = True
         found = {name: self._read.get(name) or self._request(name) for name in names}
-        self._all_read = None not in found.values()
+        self.all_read = None not in found.values()
         self._read = {name: request for name, request in found.items() if request is not None}
         return [request for request in self._read.values() if request.asks]
 
@@ -262,11 +262,11 @@ class Spool:
         for request in requests:
             job_id = request.order.job if request.order is not None else None
             is_unknown = not any(job_id in jobs for jobs in (log.jobs, asked, to_come))
-            lost = job_id is not None and is_unknown and self._all_read
+            lost = job_id is not None and is_unknown and self.all_read
             if lost:
                 _log.warning("%s: dropped, there is no job %s any more", request.path, job_id)
             awaits = any(
-                each not in log.jobs and (not self._all_read or each in asked or each in to_come)
+                each not in log.jobs and (not self.all_read or each in asked or each in to_come)
                 for each in request.cancelled
             )
             awaits |= request.number not in log.executed and not requeued.isdisjoint(

@@ -64,6 +64,8 @@ EXPORTS = {
         "job {0},T4,4,{0}00,{0}50,900",
     ),
 }
+CHANGES = {"csv": "blue red", "helios": "50, 60,", "acme": "SFT x", "swf": "-1\n 7\n"}
+CHANGES |= {"alibaba-v2023": "T4 P4", "philly": '"a" "b"'}
 
 
 @pytest.mark.parametrize("kind", [*EXPORTS, "philly"])
@@ -88,13 +90,9 @@ def test_rows_of_exports_that_overlap_count_once(tmp_path: Path, kind: str, odd:
     assert result.summary.joined == {"are there before": 1}
     assert result.summary.dropped.total() == 2 * odd
     # A row that differs in what is no fact of time or size is another job.
-    if kind in ("philly", "swf"):
-        changes = ('"user": "u"', '"user": "u", "vc": "w"') if kind == "philly" else ("-1 -1\n", "-1 7\n")
-    else:
-        changes = {"csv": ("blue", "red"), "acme": ("SFT", "x"), "helios": ("50,", "60,")}.get(
-            kind, ("T4", "P4")
-        )
-    other = text(tmp_path, "other", Path(files[0]).read_text(encoding="utf-8").replace(*changes))
+    other = text(
+        tmp_path, "other", Path(files[0]).read_text(encoding="utf-8").replace(*CHANGES[kind].split(" "))
+    )
     result = run(tmp_path, kind, files[0], other, lenient=odd, mapping=MAP if kind == "csv" else None)
     assert [job.id[-2:] == "-2" for job in result.jobs] == [False, True] * 2
 
