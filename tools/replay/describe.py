@@ -96,7 +96,8 @@ def describe(jobs: Sequence[Job], gpus: int | None = None) -> TraceDescription:
     first_s, last_s = (pick(job.submit_time for job in jobs) for pick in (min, max))
     if last_s - first_s > _LONGEST_S:
         raise UsageError(f"jobs are submitted over {last_s - first_s:g} s, expected less than 10,000 years")
-    work = {index: seconds for index, job in enumerate(jobs) if (seconds := gpu_seconds(job)) is not None}
+    known_s = {index: seconds for index, job in enumerate(jobs) if (seconds := gpu_seconds(job)) is not None}
+    work = {index: seconds for index, seconds in known_s.items() if not jobs[index].on_cpus}
     by_day: Counter[int] = Counter()
     for index, seconds in work.items():
         by_day[int((jobs[index].submit_time - first_s) // _DAY_S)] += round(seconds)
@@ -116,9 +117,11 @@ def describe(jobs: Sequence[Job], gpus: int | None = None) -> TraceDescription:
         users=len({job.user for job in jobs} - {""}),
         span_s=span_s,
         gpu_hours=math.fsum(work.values()) / _HOUR_S,
-        jobs_without_work=len(jobs) - len(work),
+        jobs_without_work=len(jobs) - len(known_s),
         sizes=tuple(sorted(Counter(job.gpus.requested for job in jobs).items())),
-        durations_s=_quantiles(seconds / jobs[index].gpus.requested for index, seconds in work.items()),
+        durations_s=_quantiles(
+            seconds / (jobs[index].gpus.requested or 1) for index, seconds in known_s.items()
+        ),
         arrivals_by_hour=tuple(hours[hour] for hour in range(24)),
         states=tuple(states.most_common(_STATES_NAMED)),
         most_held_gpus=max(held, default=None),
@@ -133,11 +136,11 @@ def describe(jobs: Sequence[Job], gpus: int | None = None) -> TraceDescription:
 
 
 def gpu_seconds(job: Job) -> float | None:
-    """Returns None if the job states no GPU time and has no recorded runs."""
+    """Returns None if the job states no GPU time and has no recorded runs; seconds of one without GPUs."""
     if isinstance(job.work, GpuTimeWork):
         return job.work.gpu_seconds
     runs = runs_of(job)
-    return math.fsum((run.end_s - run.start_s) * run.gpus for run in runs) if runs else None
+    return math.fsum((run.end_s - run.start_s) * (run.gpus or 1) for run in runs) if runs else None
 
 
 def cluster_for(trace: TraceDescription, load: float) -> int:

@@ -225,13 +225,13 @@ class DealtJob:
 
 
 def dealt_jobs(run: RunRecord, terms: EqualDeals) -> list[DealtJob]:
-    """All jobs that came into play, in any order."""
+    """All jobs on GPUs that came into play, in any order."""
     came_s, cluster = came_in_s(run), run.info.cluster
     node_gpus = max(most_on_a_node(cluster.expanded()).values(), default=0)
     shown = not (run.info.simulated and run.info.demand == "predicted")
     jobs = []
     for record in run.jobs:
-        if record.id not in came_s:
+        if record.id not in came_s or record.job.on_cpus:
             continue
         job, stops = record.job, record.outcome in _STOPPED
         alone_s = _alone_s(record) if shown else 0.0

@@ -164,8 +164,7 @@ def _take(job: JobRecord, curve: Curve) -> None:
     job.curve = curve
     if job.outcome == "finished" and job.samples_done:
         job.samples = job.samples_done
-    elif isinstance(work := job.job.work, GpuTimeWork):
-        requested = job.job.gpus.requested
+    elif isinstance(work := job.job.work, GpuTimeWork) and (requested := job.job.gpus.requested):
         job.samples = work.gpu_seconds / requested * rate_at(curve, requested) or None
 
 

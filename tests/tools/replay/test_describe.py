@@ -57,6 +57,10 @@ def test_a_trace_by_day_and_hour_and_a_cluster_for_its_load() -> None:
     found = describe([*trace(), job("d", at=200 * HOUR_S, gpu_seconds=48 * HOUR_S)])
     assert found.bin_s == 24 * HOUR_S
     assert found.arriving_gpus == pytest.approx((1.0, 3.0, 0, 0, 0, 0, 0, 0, 2.0))
+    # A job without GPUs takes time, but none of GPUs.
+    found = describe([*trace(), job("e", at=0.0, gpus=0, gpu_seconds=6 * HOUR_S)])
+    assert (found.jobs_without_work, found.gpu_hours, found.sizes[0]) == (1, 96.0, (0, 1))
+    assert found.durations_s == (6 * HOUR_S, 12 * HOUR_S, 18 * HOUR_S, 18 * HOUR_S)
     # A cluster for a load holds the largest job.
     found = describe(trace())
     assert found.load is None

@@ -19,6 +19,7 @@ import numpy as np
 from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.parquet import cast, compute, kernels, text_array
 from pliant.tools.replay.importers.conversion import (
+    FIELD_END,
     NOTHING,
     REPEATED,
     Conversion,
@@ -28,7 +29,6 @@ from pliant.tools.replay.importers.conversion import (
     are_plain,
     hashes,
     parse_timestamp,
-    row_keys,
     text_bytes,
 )
 
@@ -211,19 +211,23 @@ class RowBlock:
     def line(self, row: int) -> int:
         return int(self.lines[row])
 
-    def ids(self, name: str, *facts: Numbers | WordColumn) -> pa.Array:
+    def keys(self) -> NDArray[np.uint64]:
+        """A number for each row, the same where :attr:`~.InputRow.whole` is, and very seldom elsewhere."""
+        columns = (self.columns[name] for name in sorted(self.columns))
+        return hashes(compute("binary_join_element_wise", *columns, text_array((FIELD_END,))[0]))
+
+    def ids(self, name: str, keys: NDArray[np.uint64] | None = None) -> pa.Array:
         """A new job id for each live row, made of the text in a column.
 
-        :param facts: a row of an id for which these were the same before is the same job: it counts once.
+        :param keys: a row of an id that had the same key before is the same job: it counts once.
         """
         texts = self.columns[name]
         if not are_plain(texts) or (_may_say_nothing(texts) and is_in(texts, _unsaid()).any()):
-            return self._ids_one_by_one(self.text(name).listed(), _keys_of(facts))
-        return self._plain_ids(texts, _keys_of(facts))
+            return self._ids_one_by_one(self.text(name).listed(), keys)
+        return self._plain_ids(texts, keys)
 
-    def new_ids(self, texts: pa.Array, *facts: Numbers | WordColumn) -> pa.Array:
-        """A new job id for each live row, made of its text, whatever it says; facts as in :meth:`ids`."""
-        keys = _keys_of(facts)
+    def new_ids(self, texts: pa.Array, keys: NDArray[np.uint64]) -> pa.Array:
+        """A new job id for each live row, made of its text, whatever it says; keys as in :meth:`ids`."""
         if are_plain(texts):
             return self._plain_ids(texts, keys)
         return self._ids_one_by_one(texts.to_pylist(), keys)
@@ -532,18 +536,6 @@ def _cast(
     except pa.ArrowInvalid:
         none = np.zeros(len(texts), dtype=bool)
         return cast(_only(texts, none), kind), none
-
-
-def _keys_of(facts: Sequence[Numbers | WordColumn]) -> NDArray[np.uint64] | None:
-    """Keys of rows by :func:`~.conversion.row_keys`, if there are facts to know them by."""
-    if not facts:
-        return None
-    return row_keys(
-        *(
-            hashes(text_array(fact.texts))[fact.places] if isinstance(fact, WordColumn) else fact
-            for fact in facts
-        )
-    )
 
 
 def _taken(texts: pa.Array, rows: Rows) -> pa.Array:

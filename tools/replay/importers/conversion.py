@@ -89,7 +89,7 @@ class JobIds:
         return unique
 
     def is_repeated(self, text: str, key: int) -> bool:
-        """Whether a row of this id and key (:func:`row_keys`) was there before; from now on it was."""
+        """Whether a row of this id and key, the hash of all of it, was there before; from now on it was."""
         self._list_all()
         row = (text, key)
         known = row in self._listed_rows
@@ -179,17 +179,6 @@ def hashes(texts: pa.Array) -> NDArray[np.uint64]:
     return found
 
 
-def row_keys(*facts: Sequence[float] | NDArray[np.float64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A number for each row, the same for those of which all facts are equal, and very seldom for others."""
-    found = np.zeros(len(facts[0]), dtype=np.uint64)
-    for fact in facts:
-        values = np.asarray(fact)
-        words = values if values.dtype == np.uint64 else np.asarray(values, np.float64).view(np.uint64)
-        mixed = (found ^ words) * _MIXER
-        found = mixed ^ (mixed >> _SHIFT)
-    return found
-
-
 def _share_one(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> bool:
     """Whether an element is in both sorted arrays."""
     places = np.searchsorted(known, hashes)
@@ -211,6 +200,8 @@ MALFORMED_NAMED: Final = 5
 _ROWS_PER_REPORT: Final = 1000
 UNKNOWN_MODEL: Final = "unknown"
 REPEATED: Final = "are there before"
+FIELD_END: Final = "\x1f"
+"""Between the fields of a row where all of it is one text."""
 OUT_OF_BOUNDS: Final = "holds a number that is out of all bounds"
 LATEST_S: Final = 253_402_300_799.0
 """The last second of the year 9999: what is submitted later counts in other units."""
@@ -359,16 +350,14 @@ class Conversion:
         self._shapes.add(shape)
         return not known
 
-    def new_id(self, text: str, place: str = "", *facts: float | str) -> str:
+    def new_id(self, text: str, place: str = "", whole: str | None = None) -> str:
         """A job id made of ``text``; what was done to it is in the summary, with the place of its row.
 
-        :param facts: as those of a block's ids.
+        :param whole: all that the row says; a row of the id that said the same is the same job.
         :raises RepeatedRowError: the row was there before.
         """
-        if facts:
-            words = (hashes(text_array((fact,))) if isinstance(fact, str) else [fact] for fact in facts)
-            if self.ids.is_repeated(text, int(row_keys(*words)[0])):
-                raise RepeatedRowError
+        if whole is not None and self.ids.is_repeated(text, int(hashes(text_array((whole,)))[0])):
+            raise RepeatedRowError
         return self.ids.new(text, partial(self.summary.assume_here, place=place))
 
     def count_rows(self, rows: int = 1) -> None:
@@ -457,6 +446,12 @@ class InputRow:
     @property
     def place(self) -> str:
         return self.source if self.line is None else f"{self.source}:{self.line}"
+
+    @property
+    def whole(self) -> str:
+        """All fields, in the order of the names of their columns."""
+        fields = FIELD_END.join(str(self.values[name]) for name in sorted(self.values))
+        return fields.encode(errors="backslashreplace").decode()
 
     @property
     def row_number(self) -> int:

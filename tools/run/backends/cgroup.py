@@ -245,6 +245,8 @@ class Group:
             if _is_v2(folder):
                 _enable(os.path.dirname(folder), self._scope)
             os.makedirs(folder, exist_ok=True)
+        if self.pids():
+            raise OSError(errno.EBUSY, "there are processes in it that are none of the unit's")
         self._before = {*own_folders().values()}
         faults = []
         for path, text in self._values:

@@ -7,8 +7,8 @@ by name: their values are on no command line, where every user of the node could
 The command has the node's process ids, network and shared memory, and finds its folders under the same paths,
 so that all who know it by them still do: its keeper, the launcher, other workers, torchrun, DataLoaders.
 
-The way to end the container is in a file as long as there may be one. Run as ``contain.py --remove FILE`` it
-does so: a runtime's client that is killed leaves the container behind.
+A file exists as long as there may be a container. Run as ``contain.py --remove SPEC`` it ends that: a
+runtime's client that is killed leaves the container behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import FrameType
-    from typing import Any
 
 OF_HOST = frozenset(
     {
@@ -71,7 +70,7 @@ _PREFIX = re.compile(
 )
 _EMPTY = re.compile(r"$|(See|Run) '|Error: container create failed \(no logs from conmon\)")
 """Lines that say nothing, or that there are others."""
-_LIMITED = re.compile(r"/pliant-[0-9a-f]{16}\b|/job_\d+/")
+_LIMITED = re.compile(r"/pliant-[0-9a-f]{32}\b|/job_\d+/")
 """Control groups of a unit, by the names that pliant and Slurm give them."""
 _PID_MAX = "/proc/sys/kernel/pid_max"
 _OUTSIDE = ("podman", "conmon")
@@ -96,7 +95,7 @@ class Spec(NamedTuple):
     folders: list[str]
     """What is mounted where it is, beside the folder in which this process is."""
     note: str
-    """The file with the way to end the container."""
+    """The file that exists as long as there may be a container."""
     name: str
 
 
@@ -119,7 +118,7 @@ class Host(NamedTuple):
         os.umask(mask := os.umask(0o077))
         ids = os.getuid(), os.getgid(), tuple(os.getgroups())
         scratch, limited = env.get("TMPDIR", ""), limited_groups()
-        hooks = write_hook(os.path.join(scratch, "hooks"), limited) if scratch and limited else ""
+        hooks = write_hook(scratch, limited) if scratch and limited else ""
         return cls(*ids, own_limits(), hooks, env.get(ENV_SLURM, ""), mask)
 
 
@@ -144,16 +143,18 @@ def limited_groups() -> list[str]:
     return [folder for folder in folders if os.access(f"{folder}/cgroup.procs", os.W_OK)]
 
 
-def write_hook(folder: str, groups: Sequence[str]) -> str:
+def write_hook(scratch: str, groups: Sequence[str]) -> str:
     """Have the first process of a container put into these groups before it begins.
 
     podman would give it a group of its own, where no limit of the unit holds, and knows one parent for all
-    controllers at most. Returns the folder of the hook.
+    controllers at most. Returns the folder of the hook, a new one: no link of others leads away.
     """
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="hooks-", dir=scratch)
     args = [sys.executable, "-I", "-S", os.path.abspath(__file__), "--join", *groups]
     hook = {"version": "1.0.0", "when": {"always": True}, "stages": ["prestart"]}
-    with open(os.path.join(folder, "join.json"), "w") as file:
+    with open(os.path.join(folder, "join.json"), "x") as file:
         json.dump({**hook, "hook": {"path": sys.executable, "args": args}}, file)
     return folder
 
@@ -332,20 +333,22 @@ class Running:
 
 def main(arguments: list[str]) -> int:
     if arguments[0] == "--remove":
-        remove(arguments[1])
+        remove(Spec(**json.loads(arguments[1])))
         return 0
     if arguments[0] == "--join":
         join(arguments[1:], sys.stdin.read())
         return 0
     spec, command = Spec(**json.loads(arguments[0])), arguments[1:]
     os.environ[ENV_CONTAINER] = spec.name
-    start = end_of(2)
+    start, hooks = end_of(2), ""
     running = Running(spec)
     try:
         program = find_program(PROGRAMS.get(spec.runtime, spec.runtime), os.environ)
-        launch = Launch.of(spec, os.environ, os.getcwd(), Host.here(os.environ))
+        host = Host.here(os.environ)
+        hooks = host.hooks
+        launch = Launch.of(spec, os.environ, os.getcwd(), host)
         client = [program, *of_client(spec.options)]
-        write_note(spec, client)
+        os.close(os.open(spec.note, os.O_WRONLY | os.O_CREAT, 0o600))
         code = running.wait([program, *launch.words(command)[1:]], launch.client_environment())
         why = said_since(start) if failed_itself(spec, client, code, start) else ""
     except (ContainerError, OSError) as error:
@@ -353,7 +356,9 @@ def main(arguments: list[str]) -> int:
     if why:
         text = f"ContainerError: {spec.runtime} did not start {spec.image}: {why}"
         print(text, file=sys.stderr, flush=True)
-    remove(spec.note)
+    remove(spec)
+    if hooks:
+        shutil.rmtree(hooks, ignore_errors=True)
     if code < 0 or code - 128 in SIGNALS:
         end_by(-code if code < 0 else code - 128)
     return code
@@ -418,32 +423,31 @@ def output(argv: list[str]) -> str:
     return done.stdout
 
 
-def write_note(spec: Spec, client: Sequence[str]) -> None:
-    """Write how the container is ended, before there is one."""
+def removal(spec: Spec) -> list[str]:
+    """The command that ends the container.
+
+    :raises ContainerError: the node has no such program.
+    """
     at_once = ("--ignore", "--time=0") if spec.runtime == "podman" else ()
-    removal = [*client, "rm", "--force", *at_once, spec.name]
-    note = {"name": spec.name, "argv": removal if spec.runtime in ("podman", "docker") else []}
-    with open(os.open(spec.note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(note, file)
+    program = find_program(spec.runtime, os.environ)
+    return [program, *of_client(spec.options), "rm", "--force", *at_once, spec.name]
 
 
-def remove(path: str) -> None:
+def remove(spec: Spec) -> None:
     """End a container, and what is left of its processes; harmless if there is none.
 
     Its own processes first: runtimes look for them in the control group that they have made.
     """
-    try:
-        with open(path) as file:
-            note: dict[str, Any] = json.load(file)
-    except (OSError, ValueError):
+    if not os.path.lexists(spec.note):
         return
-    inside = [pid for pid in found_processes(note["name"]) if _stat(pid)[0] not in _OUTSIDE]
+    inside = [pid for pid in found_processes(spec.name) if _stat(pid)[0] not in _OUTSIDE]
     send(inside, signal.SIGKILL)
-    if note["argv"]:
-        output(note["argv"])
-    send(found_processes(note["name"]), signal.SIGKILL)
+    with contextlib.suppress(ContainerError):
+        if spec.runtime in ("podman", "docker"):
+            output(removal(spec))
+    send(found_processes(spec.name), signal.SIGKILL)
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        os.unlink(spec.note)
 
 
 def found_processes(name: str) -> Iterator[int]:

@@ -18,10 +18,11 @@ import signal
 import stat
 import sys
 import time
+from functools import partial
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
     from contextlib import AbstractContextManager
     from types import FrameType
     from typing import Any, Protocol
@@ -70,6 +71,7 @@ ENV_JOB_DIR = "PLIANT_JOB_DIR"
 SECRETS = "secrets.json"
 """In a job's folder: values of variables that are written nowhere else."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+CONTAINER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contain.py")
 _KILL_S = 10.0
 """Until killed processes are gone; one that hangs in the system is left to it."""
 
@@ -120,7 +122,7 @@ def keep(
     adopt_orphans()
     beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
     meter, logs, limited = use_meter(words.shown), Logs(words.shown), CommandGroup(group, account)
-    helpers = Helpers(words.shown, account)
+    helpers = Helpers(words.shown, account, limited)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -151,19 +153,27 @@ def keep(
     if terminated:
         kill(child[0], terminated[-1])
     helpers.start()
-    return words.end(*end_of(child, limited, helpers, kill))
+    end_own = partial(end_container, words.note_of_container, container_of(argv), account, limited)
+    return words.end(*end_of(child, limited, helpers, kill, end_own))
 
 
 def end_of(
-    child: list[int], limited: CommandGroup, helpers: Helpers, kill: Callable[[int, int], None]
+    child: list[int],
+    limited: CommandGroup,
+    helpers: Helpers,
+    kill: Callable[[int, int], None],
+    end_own: Callable[[], None],
 ) -> tuple[int, dict[str, int] | None]:
     """Wait for the command, and end what is left of it; returns what :meth:`Words.end` takes.
 
     :param child: its pid, which is taken away.
+    :param end_own: see :func:`end_container`.
     """
     wait_for(child[0])
     pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
     _, status = os.waitpid(pid, 0)
+    end_own()
+    helpers.wait(helpers.inside)
     killed = limited.end(kill, helpers.pids)
     helpers.finish(kill)
     return os.waitstatus_to_exitcode(status), killed
@@ -173,16 +183,19 @@ class Helpers:
     """Processes that a slow file system may hold up: they write the output and the code of a unit down.
 
     They are forks of the keeper with the rights of the command, which may not read Python's files. They
-    start after it, and an error keeps nothing from running.
+    start after it, and an error keeps nothing from running. What starts programs of the job's, as its Python,
+    is in the group of the command.
     """
 
-    def __init__(self, code_file: str, account: KeptAccount | None) -> None:
+    def __init__(self, code_file: str, account: KeptAccount | None, limited: CommandGroup) -> None:
         env = os.environ if account is None else account.env
         self._orders = {name: env.pop(name) for name in _HELPERS if name in env}
-        self._code_file, self._account = code_file, account
+        self._code_file, self._account, self._limited = code_file, account, limited
         # Their standard input ends when this does, also if this process is killed.
         self._end = -1
         self.pids: list[int] = []
+        # Those of them in the group of the command.
+        self.inside: list[int] = []
 
     @staticmethod
     def load(env: Mapping[str, str]) -> None:
@@ -208,6 +221,7 @@ class Helpers:
                     os.dup2(reads, 0)
                     self._run(_HELPERS[name], [*places[name], order], before)
                 self.pids.append(pid)
+                self.inside += [pid] if name == ENV_CODE else []
             os.close(reads)
         except OSError as error:
             print(f"pliant: output and code are not written down: {error.strerror}", file=sys.stderr)
@@ -219,6 +233,8 @@ class Helpers:
         code = 1
         try:
             os.close(self._end)
+            if module == _HELPERS[ENV_CODE]:
+                self._limited.join()
             if self._account is not None:
                 self._account.give_up_root()
                 os.environ.clear()
@@ -236,15 +252,21 @@ class Helpers:
         """Let them end, and wait for that, but not for long."""
         if self._end >= 0:
             os.close(self._end)
+        self.wait(self.pids)
+        if any(pid not in self.inside for pid in self.pids):
+            print(f"pliant: output not copied: no answer for {HELPERS_S:.0f} s", file=sys.stderr, flush=True)
+        end_orphans(kill)
+
+    def wait(self, pids: Collection[int]) -> None:
+        """Wait for some of them to end, but not for long."""
         deadline_s = time.monotonic() + HELPERS_S
-        while self.pids and time.monotonic() < deadline_s:
-            for pid in tuple(self.pids):
+        while (left := [pid for pid in self.pids if pid in pids]) and time.monotonic() < deadline_s:
+            for pid in left:
                 with contextlib.suppress(ChildProcessError):
                     if not os.waitpid(pid, os.WNOHANG)[0]:
                         continue
                 self.pids.remove(pid)
             time.sleep(0.005)
-        end_orphans(kill)
 
 
 class Words:
@@ -254,7 +276,8 @@ class Words:
         self.shown = shown or code_file
         # The rights for the code file and what lies beside it.
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
-        self._code_file, self._account = code_file, account
+        self.note_of_container = _beside(self.shown, ".container")
+        self._code_file = code_file
         self._scratch = give_scratch(self.shown, os.environ if account is None else account.env)
 
     def heard(self, order: Callable[[], int]) -> int:
@@ -270,7 +293,6 @@ class Words:
 
     def end(self, code: int, killed: dict[str, int] | None = None) -> int:
         """:param killed: what is known if the system killed a part of the command for its memory."""
-        end_container(_beside(self.shown, ".container"), self._account)
         remove_scratch(self._scratch)
         if killed is not None:
             with contextlib.suppress(OSError):
@@ -339,12 +361,19 @@ def give_secrets(env: MutableMapping[str, str]) -> None:
         return
 
 
-def end_container(note: str, account: KeptAccount | None) -> None:
-    """End a container whose client was killed; see ``contain.py``."""
-    if os.path.lexists(note):
-        code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contain.py")
-        with contextlib.suppress(OSError):
-            os.waitpid(start([sys.executable, "-I", "-S", code, "--remove", note], account), 0)
+def container_of(argv: Sequence[str]) -> str:
+    """What ``contain.py`` is told in a command line; empty: it starts no container."""
+    return next((argv[at] for at, word in enumerate(argv[:-1], 1) if word == CONTAINER), "")
+
+
+def end_container(note: str, spec: str, account: KeptAccount | None, limited: CommandGroup) -> None:
+    """End a container whose client was killed, within the group: the program is from the job's PATH.
+
+    :param note: exists as long as there may be one.
+    """
+    if spec and os.path.lexists(note):
+        with contextlib.suppress(OSError), limited.inside():
+            os.waitpid(start([sys.executable, "-I", "-S", CONTAINER, "--remove", spec], account), 0)
 
 
 class CommandGroup:
@@ -372,11 +401,7 @@ class CommandGroup:
         if self._group is None:
             yield
             return
-        try:
-            with self._root():
-                self._group.join()
-        except OSError as error:
-            print(f"pliant: the command has no limits: {error}", file=sys.stderr)
+        self.join()
         started = False
         try:
             yield
@@ -386,6 +411,15 @@ class CommandGroup:
                 self._group.leave()
                 if not started:
                     self._group.remove()
+
+    def join(self) -> None:
+        """Let this process be in it, if there is one."""
+        try:
+            if self._group is not None:
+                with self._root():
+                    self._group.join()
+        except OSError as error:
+            print(f"pliant: the command has no limits: {error}", file=sys.stderr)
 
     def end(self, kill: Callable[[int, int], None], spared: Collection[int]) -> dict[str, int] | None:
         """End all that is left of the command; returns the limit and the most that was used if the system

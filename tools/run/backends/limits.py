@@ -7,6 +7,8 @@ apart from the number of processes and the GPUs of others.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,11 @@ OF_SYSTEM: Final = 0.05
 LEAST_PROCESSES: Final = 256
 """Processes and threads that any unit may have."""
 _KERNEL: Final = Path("/proc/sys/kernel")
+
+
+def group_name(code_file: str) -> str:
+    """The name of the group of a unit. No choice of a job's id gives it that of another."""
+    return f"pliant-{hashlib.sha256(os.fsencode(code_file)).hexdigest()[:32]}"
 
 
 class UnitLimits:

@@ -22,8 +22,14 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.profile.torchrun.start import kill, node_environment, strays, tree
 from pliant.tools.run.backends.cgroup import Group
-from pliant.tools.run.backends.keep import ENV_GROUP, name_of, remove_scratch, scratch_of
-from pliant.tools.run.backends.limits import UnitLimits, gpus_of
+from pliant.tools.run.backends.keep import (
+    CONTAINER,
+    ENV_GROUP,
+    container_of,
+    remove_scratch,
+    scratch_of,
+)
+from pliant.tools.run.backends.limits import UnitLimits, gpus_of, group_name
 from pliant.tools.run.backends.machine import (
     Waker,
     Watched,
@@ -62,7 +68,6 @@ from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, 
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 KEEPER_AS: Final = str(Path(__file__).with_name("keep_as.py"))
-CONTAINER: Final = str(Path(__file__).with_name("contain.py"))
 _KEEPERS: Final = frozenset((Path(KEEPER).name, Path(KEEPER_AS).name))
 OF_KEEPER: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
 """What the keeper of another account's unit needs of its environment, which may hold anything."""
@@ -140,7 +145,7 @@ class LocalBackend:
         first = len(started)
         running = [index for index, unit in enumerate(started) if self._running(unit, _mark(handle))]
         gpus = gpus_of([*(started[index] for index in running), *units])
-        names = [name_of(str(handle.files.exit_code(index))) for index in range(first, first + len(units))]
+        names = [group_name(str(handle.files.exit_code(index))) for index in range(first, first + len(units))]
         groups = [self.limits.group(name, unit, gpus) for name, unit in zip(names, units, strict=True)]
         started.extend(
             StartedUnit.of(unit, () if group is None else group.folders)
@@ -232,15 +237,18 @@ class LocalBackend:
         record = self._record(handle)
         for index, unit in enumerate(record.units if record else ()):
             if only is None or index in only:
-                self._end_container(handle.files.container(index))
+                self._end_container(handle.files.container(index), container_of(unit.argv))
                 env = node_environment(os.environ, unit.env)
                 remove_scratch(scratch_of(str(handle.files.exit_code(index)), env))
 
-    def _end_container(self, note: Path) -> None:
-        """Have a container ended that is left, without waiting for it."""
+    def _end_container(self, note: Path, spec: str) -> None:
+        """Have a container ended that is left, without waiting for it.
+
+        :param spec: what was launched; empty: no container.
+        """
         before = self._ending.get(note)
-        if note.exists() and (before is None or before not in self._children or self._reap(before)):
-            argv = (sys.executable, "-I", "-S", CONTAINER, "--remove", str(note))
+        if spec and note.exists() and (before is None or before not in self._children or self._reap(before)):
+            argv = (sys.executable, "-I", "-S", CONTAINER, "--remove", spec)
             with open(os.devnull, "wb") as output:
                 self._ending[note] = pid = spawn(argv, node_environment(os.environ, {}), output)
             self._children[pid] = ""

@@ -144,7 +144,7 @@ def snapshot_record(folder: str) -> dict[str, Any] | None:
 
 
 def git(folder: str, *words: str) -> bytes:
-    """What git answers about a folder. It writes nothing there and starts no program of the repository.
+    """What git answers about a folder. It writes nothing there.
 
     :raises NoGitError: it does not answer.
     """
@@ -201,6 +201,14 @@ def source_files(root: str) -> Iterator[str]:
             yield name
         elif os.path.lexists(os.path.join(path, ".git")):  # a submodule, or a repository in this one
             yield from (os.path.join(name, below) for below in source_files(path))
+
+
+def tracked_files(root: str) -> list[str]:
+    """The files of a repository that git tracks, with those of submodules.
+
+    :raises NoGitError: git does not say.
+    """
+    return listed(root, "ls-files", "-z", "--recurse-submodules")
 
 
 def ignored_files(root: str) -> Iterator[str]:

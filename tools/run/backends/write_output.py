@@ -3,7 +3,7 @@
 Run with LOGS, OPENED and ORDER in a process of its own by the keeper of the unit, with the rights of the
 job's account. LOGS is the unit's folder of output files, which stay as they are: this process copies whole
 lines out of them. So a file system that hangs or is full holds up neither the keeper nor the job. It ends
-once standard input does, with everything copied.
+once standard input does, with everything copied that can be within :data:`LAST_S`; it says what cannot.
 
 ORDER is JSON: ``output`` and ``error`` list a path for each worker, ``owner`` says that no other unit opens
 these paths first, ``truncate`` that it then empties a file, as sbatch does. A file that another job writes to
@@ -32,6 +32,8 @@ AGAIN_S = 5.0
 """Between two tries to write to a file that cannot be written."""
 OWNER_S = 3.0
 """How long a unit that has ended waits for the one that opens its files."""
+LAST_S = 4.0
+"""For copying what is left once the unit has ended; its keeper waits for a little longer."""
 PIECE = 1 << 20
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
@@ -44,13 +46,15 @@ def main(arguments: list[str]) -> int:
     if order["owner"]:
         copies.open_all()
         os.close(os.open(opened, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-    until_s = float("inf")
+    until_s = last_s = float("inf")
     while True:
         ended = bool(select.select([0], [], [], LOOK_S)[0])
-        until_s = min(until_s, time.monotonic() + OWNER_S) if ended else until_s
+        if ended:
+            until_s, last_s = min(until_s, time.monotonic() + OWNER_S), min(last_s, time.monotonic() + LAST_S)
         if order["owner"] or os.path.exists(opened) or time.monotonic() > until_s:
-            copies.look(last=ended)
+            copies.look(last=ended, until_s=last_s)
             if ended:
+                copies.say_left()
                 return 0
         elif ended:
             time.sleep(LOOK_S)
@@ -60,7 +64,7 @@ class Target:
     """A file that a job names, for one or several workers."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._descriptor = -1
         self._problem = ""
         self._again_s = 0.0
@@ -69,8 +73,8 @@ class Target:
         """Open the file with the folders above it, if need be. Returns whether it is open."""
         if self._descriptor < 0 and time.monotonic() >= self._again_s:
             try:
-                os.makedirs(os.path.dirname(self._path), exist_ok=True)
-                self._descriptor = os.open(self._path, _OPEN, 0o666)
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                self._descriptor = os.open(self.path, _OPEN, 0o666)
                 if _is_alone(self._descriptor) and truncate:
                     os.ftruncate(self._descriptor, 0)
                 _share(self._descriptor)
@@ -95,7 +99,7 @@ class Target:
         self._again_s = time.monotonic() + AGAIN_S
         if self._problem != (problem := os.strerror(error.errno or errno.EIO)):
             self._problem = problem
-            print(f"pliant: {self._path} cannot be written: {problem}", file=sys.stderr, flush=True)
+            print(f"pliant: {self.path} cannot be written: {problem}", file=sys.stderr, flush=True)
 
 
 def _is_alone(descriptor: int) -> bool:
@@ -122,10 +126,12 @@ class Source:
     """One output file of a worker."""
 
     def __init__(self, path: str, target: Target) -> None:
-        self._path, self._target = path, target
+        self._path, self.target = path, target
         self._at = self._before = 0
+        # Bytes that are not copied.
+        self.left = 0
 
-    def copy(self, *, last: bool, truncate: bool) -> None:
+    def copy(self, *, last: bool, truncate: bool, until_s: float) -> None:
         """Copy what is new, up to the end of a line; a line without an end once it has stopped growing."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -133,27 +139,27 @@ class Source:
             return
         try:
             size = os.fstat(descriptor).st_size
-            if size > self._at and self._target.open(truncate=truncate):
-                self._copy(descriptor, size, whole=last or size == self._before)
-            self._before = size
+            if size > self._at and self.target.open(truncate=truncate):
+                self._copy(descriptor, size, until_s, whole=last or size == self._before)
+            self._before, self.left = size, max(0, size - self._at)
         finally:
             os.close(descriptor)
 
-    def _copy(self, descriptor: int, size: int, *, whole: bool) -> None:
-        while self._at < size:
+    def _copy(self, descriptor: int, size: int, until_s: float, *, whole: bool) -> None:
+        while self._at < size and time.monotonic() < until_s:
             data = os.pread(descriptor, min(PIECE, size - self._at), self._at)
             kept = min(
                 size, _first_kept(descriptor, self._at)
             )  # asked after reading: what is gone reads as 0
             if kept > self._at:
                 note = b"==> %d bytes printed before this are not kept (--log-bytes)\n" % (kept - self._at)
-                self._at = kept if self._target.write(note) else self._at
+                self._at = kept if self.target.write(note) else self._at
                 if self._at < kept:
                     return
                 continue
             if not whole and len(data) < PIECE:
                 data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
-            written = self._target.write(data)
+            written = self.target.write(data)
             self._at += written
             if not data or written < len(data):
                 return
@@ -180,12 +186,19 @@ class Copies:
         for target in self._targets.values():
             target.open(truncate=self._order["truncate"])
 
-    def look(self, *, last: bool) -> None:
+    def look(self, *, last: bool, until_s: float = float("inf")) -> None:
         if last or not self._sources or time.monotonic() - self._sought_s >= SEEK_S:
             self._sought_s = time.monotonic()
             self._seek()
         for _, source in sorted(self._sources.items(), reverse=True):  # stdout.log, then stderr.log
-            source.copy(last=last, truncate=False)
+            source.copy(last=last, truncate=False, until_s=until_s)
+
+    def say_left(self) -> None:
+        """Say what is not copied, where ``pliant log`` shows it."""
+        for path in self._targets:
+            left = sum(source.left for source in self._sources.values() if source.target.path == path)
+            if left:
+                print(f"pliant: {left:,} bytes not copied to {path}", file=sys.stderr, flush=True)
 
     def _seek(self) -> None:
         """Find the files of workers: FOLDER/attempt_0/NUMBER/stdout.log and stderr.log."""

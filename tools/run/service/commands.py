@@ -34,7 +34,7 @@ from pliant.tools.profile.torchrun.start import (
     standalone,
     torchrun,
 )
-from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT
+from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT, give_secrets
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
 from pliant.tools.run.service.containers import step_variables, words
@@ -101,12 +101,13 @@ def units(
     groups = groups_of(target)
     made = []
     user = account_name(os.geteuid() if account is None else account.uid)
+    stated = (*job.env, *(() if account is not None else _secrets(job_dir)))
     for_keepers = _for_keepers(target, int(attempt.path.name), first, user)
     for index, slots in enumerate(groups):
         number = first + index
         inside: tuple[str, ...] = ()
         if job.container is not None:
-            inside = words(job.container, attempt.container(number), (job_dir,), tuple(job.env))
+            inside = words(job.container, attempt.container(number), (job_dir,), stated)
         meets = _rendezvous(target, index, nodes, port) if by_torchrun(target) else ()
         argv, own = _command(target, slots, inside, attempt.logs / str(number), meets)
         if job.changes_in_place:
@@ -127,6 +128,14 @@ def units(
         env |= step_variables(job.container)
         made.append(_unit(job, slots, argv, env, account))
     return made
+
+
+def _secrets(job_dir: Path) -> list[str]:
+    """The names of the job's secrets. The keeper says what keeps it from reading them."""
+    found = {ENV_JOB_DIR: str(job_dir)}
+    with contextlib.suppress(OSError, ValueError):
+        give_secrets(found)
+    return [name for name in found if name != ENV_JOB_DIR]
 
 
 def _unit(

@@ -133,7 +133,8 @@ def attempt(
     with TemporaryDirectory(prefix="pliant-") as scratch:
         output = Path(scratch, "output")
         note = Path(scratch, "try.container")
-        argv = (*words(container, note, (), tuple(env)), *command)
+        inside = words(container, note, (), tuple(env))
+        argv = (*inside, *command)
         own = {name: value for name, value in os.environ.items() if name in contain.OF_HOST}
         with output.open("wb") as file:
             try:
@@ -152,5 +153,5 @@ def attempt(
                 code, late = -9, f"ContainerError: {container.runtime} has not started after {_TRY_S:.0f} s\n"
             except OSError as error:
                 return 127, f"ContainerError: {error}\n"
-        contain.remove(str(note))
+        contain.remove(contain.Spec(**json.loads(inside[-1])))
         return code, output.read_text(errors="replace") + late

@@ -399,7 +399,7 @@ class Gang:
         self._members.look()
         self._end_silent(now_s)
         self._end_lingering(now_s)
-        if self._stage is None and any(status.memory for status in self.statuses):
+        if self._stage is None and any(status.memory and status.code for status in self.statuses):
             self._at_break = self._own()  # the others have no more, and a new one would not either
             self._enter("term", now_s, self._timeouts.broken_s)
         if self._stage is None and (found := self._plan_without_lost(now_s)) is not None:
@@ -445,7 +445,7 @@ class Gang:
             found = replace(found, samples_done=self.script.samples_done)
         if removed and found.end == "failed":
             found = replace(found, message=f"{found.message}; its folder was removed while it ran")
-        killed = next((status.memory for status in self.statuses if status.memory), None)
+        killed = next((status.memory for status in self.statuses if status.memory and status.code), None)
         if found.end == "failed" and killed is not None:
             found = replace(found, message=f"{killed}{_MORE_MEMORY}", by_itself=True, is_final=True)
         if found.message and self._stacks.kept is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -39,9 +39,11 @@ from pliant.tools.schedule.session.assignment import (
     may_get_fewer,
     start,
 )
-from pliant.tools.schedule.session.cluster_state import ClusterState, make
+from pliant.tools.schedule.session.cluster_state import ClusterState, is_of_gpu, make
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
+from pliant.tools.schedule.session.on_cpus import CpuStarts
 from pliant.tools.schedule.session.rules import RuleBook
+from pliant.tools.schedule.session.withheld import node_of
 from pliant.tools.schedule.snapshot import ENDS, Change, Snapshot
 
 if TYPE_CHECKING:
@@ -166,7 +168,7 @@ class Session(ClusterState):
 
     def update(self, job_id: str, time_s: float, spec: Job) -> None:
         super().update(job_id, time_s, spec)
-        self.jobs[job_id].is_pinned = self._dwell.pins and not spec.can_save
+        self.jobs[job_id].is_pinned = self._dwell.pins and not self.jobs[job_id].spec.can_save
         self._outlasts_ends = False
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -360,7 +362,7 @@ class Session(ClusterState):
         """Start jobs that need no GPU wherever nodes have cores and memory left, first those that come first.
 
         They keep what they have until they end. Nodes without GPUs are taken first, then those with the
-        fewest GPUs free.
+        fewest GPUs free, none of which a place of such jobs is out of service.
         """
         commands, jobs = self.commands, self.jobs
         waiting = [
@@ -372,16 +374,23 @@ class Session(ClusterState):
         ]
         if not waiting:
             return []
-        left = self._left_by_others({})
-        up = [node for node in self.nodes if node.up]
-        up.sort(key=lambda node: (node.made_gpus > 0, self.free.free_on(node.name), node.index))
-        done = []
-        for job in sorted(waiting, key=lambda job: job.turn):
-            node = left.node_for(job, (node.name for node in up))
-            if node is not None:
-                change = self._change(job, ((node, 1),), job.global_batch, time_s)
-                done += [] if change is None else [change]
-        return done
+        closed = {node_of(slot) for slot in self.withheld.out_of_service if not is_of_gpu(slot)}
+        open_nodes = [node for node in self.nodes if node.up and node.name not in closed]
+        open_nodes.sort(key=lambda node: (node.made_gpus > 0, self.free.free_on(node.name), node.index))
+        places = CpuStarts(open_nodes, self._left_by_others({}), self.free, self.capacities, self.withheld)
+        starts = places.starts(waiting, self._could_start())
+        found = [self._change(job, ((node.name, 1),), job.global_batch, time_s) for job, node in starts]
+        return [change for change in found if change is not None]
+
+    def _could_start(self) -> Iterator[tuple[JobState, int]]:
+        """Jobs with demands that wait though enough GPUs are free, and the fewest that they start on."""
+        by_type, rigid = self.free.by_type, self.policy.elasticity == "none"
+        for job in self.in_play.values():
+            if job.gpus or not job.takes_room or self.withheld.held_until_s(job.id) is not None:
+                continue
+            least = job.requested if rigid else job.min_gpus
+            if any(count >= least and job.may_use(kind) for kind, count in by_type.items()):
+                yield job, least
 
     def _is_as_decided(self, decision: Decision, changes: int) -> bool:
         """Whether a decision was carried out whole."""
@@ -512,10 +521,11 @@ class Session(ClusterState):
             left += self.adopt(self._guests(), time_s)
             self._parted = True
         if self._parts is not None:
-            bound = [self.jobs[job_id] for job_id in self.commands.bound]
+            bound = [job for job_id in self.commands.bound if (job := self.jobs[job_id]).requested]
             lent = self._parts.reclaim_bound(bound, self.in_play.values(), self.commands.drained, time_s)
             left += self.adopt(lent, time_s) if lent else []
-            lent = self._parts.reclaim(self.in_play.values(), time_s)
+            hidden = [job for job_id, job in self.jobs.items() if job.gpus and self.commands.hides(job_id)]
+            lent = self._parts.reclaim(self.in_play.values(), time_s, hidden)
             left += self.adopt(lent, time_s) if lent else []
             self._cut |= {each.job_id for each in lent if each.placement}
         if not left:
@@ -694,7 +704,7 @@ class Session(ClusterState):
             raise PolicyError.broke_rule(self.policy.name, what) from None
 
     def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
-        staying = (job for job in self.jobs.values() if job.gpus and job.takes_room)
+        staying = (job for job in self.jobs.values() if job.gpus and (job.takes_room or not job.requested))
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
 
 

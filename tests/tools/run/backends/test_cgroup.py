@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,7 +26,7 @@ from pliant.tools.run.backends.cgroup import (
     gpu_devices,
     remove_empty,
 )
-from pliant.tools.run.backends.limits import LEAST_PROCESSES, UnitLimits
+from pliant.tools.run.backends.limits import LEAST_PROCESSES, UnitLimits, group_name
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Unit
 from tests.tools.run.site import until
@@ -189,10 +191,7 @@ def test_the_gpus_of_a_machine_are_found_by_uuid(tmp_path: Path) -> None:
     assert allowed == ["char-pts", "block-sd", "block-rd", f"{tmp_path}/nvidia0"]
 
 
-NODES = (
-    {"name": "n0", "gpus": 4, "memory": 1000, "cpus": 8},
-    {"name": "n1", "gpus": 4},
-)
+NODES = ({"name": "n0", "gpus": 4, "memory": 1000, "cpus": 8}, {"name": "n1", "gpus": 4})
 
 
 @pytest.mark.parametrize(
@@ -236,13 +235,36 @@ def test_a_command_runs_without_a_group_that_cannot_be_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(keep, "end_orphans", Mock())  # this process has other children
-    for text in ("no JSON", str(Group([f"{tmp_path}/file/g"]))):
-        (tmp_path / "file").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "cgroup.procs").write_text("1\n")  # of another account
+    for text in ("no JSON", str(Group([f"{tmp_path}/file/g"])), str(Group([f"{tmp_path}/taken"]))):
         limited = keep.CommandGroup(text, None)
         with limited.inside():
             pass
         assert limited.end(os.kill, ()) is None
         assert "the command has no limits, as it has no control group: " in capsys.readouterr().err
+
+
+PYTHON = """#!/bin/sh
+echo $PPID $(cat {group}/cgroup.procs) > {group}/seen
+: > {group}/cgroup.procs
+"""
+
+
+def test_what_a_job_has_its_code_recorded_with_is_in_its_group(tmp_path: Path) -> None:
+    """Also of a command that ends at once: its end waits for that."""
+    group, python = tmp_path / "g", tmp_path / "python"
+    group.mkdir()
+    (group / "cgroup.procs").touch()
+    python.write_text(PYTHON.format(group=group))
+    python.chmod(0o755)
+    env = {"TMPDIR": str(tmp_path), keep.ENV_GROUP: str(Group([str(group)]))}
+    env[keep.ENV_CODE] = json.dumps({"command": [], "python": str(python)})
+    argv = (sys.executable, "-I", "-S", keep.__file__, str(tmp_path / "exit-0"), str(tmp_path), "/bin/true")
+    subprocess.run(argv, env={"PATH": "/usr/bin:/bin", **env}, check=True)
+    recorder, joined = (group / "seen").read_text().split()
+    assert recorder == joined
 
 
 # With root, the system's own groups.
@@ -314,7 +336,7 @@ with open({folders!r}[0] + "/own/cgroup.procs", "w") as file:
 @pytest.mark.services
 @pytest.mark.parametrize("killed", ["the command", "the keeper"])
 def test_nothing_of_a_unit_hides_from_its_end(live: Live, killed: str) -> None:
-    name = keep.name_of(str(live.handle.files.exit_code(0)))
+    name = group_name(str(live.handle.files.exit_code(0)))
     folders = [f"{parent}/{name}" for parent in find_place().parents.values()]
     live.start("import os" + NESTS.format(folders=folders) + HIDES)
     assert live.group().folders == tuple(folders)

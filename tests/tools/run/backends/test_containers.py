@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from benchmarks.parts.jobs.container_image import IMAGE
 from benchmarks.parts.jobs.containers import ContainedRun, resizes
 from pliant.schemas.container import Container
 from pliant.tools.profile.torchrun.start import kill
+from pliant.tools.run.backends import keep
 from pliant.tools.run.backends.contain import (
     ContainerError,
     Host,
@@ -79,7 +81,9 @@ def test_a_hook_puts_a_container_into_the_groups_of_its_unit(tmp_path: Path) -> 
     groups = [tmp_path / "memory", tmp_path / "pids"]
     for group in groups:
         group.mkdir()
-    (hook,) = Path(write_hook(str(tmp_path / "hooks"), [str(group) for group in groups])).iterdir()
+    (tmp_path / "hooks").symlink_to(groups[0])  # as others prepare it
+    (hook,) = Path(write_hook(str(tmp_path), [str(group) for group in groups])).iterdir()
+    assert (hook.parent.parent, stat.S_IMODE(hook.parent.stat().st_mode)) == (tmp_path, 0o700)
     asked = json.loads(hook.read_text())["hook"]
     assert asked["path"] == asked["args"][0] == sys.executable
     subprocess.run(asked["args"], input=json.dumps({"pid": 4711}), text=True, check=True)
@@ -134,6 +138,32 @@ def test_exit_codes_of_the_runtime_and_of_the_command(tmp_path: Path, code: int,
     said = "ContainerError: podman did not start img: img: image not known"
     assert (said in errors.read_text().splitlines()) == own
     assert not note.exists()
+
+
+LEAVES = """#!/bin/sh
+echo "$@" >> {folder}/asked
+case $1 in
+run) echo '{{"name": "x", "argv": ["touch", "{folder}/forged"]}}' > {folder}/unit-0.container; kill -9 $PPID;;
+rm) setsid sleep 600 > /dev/null 2>&1 & echo $! > {folder}/left;;
+esac
+"""
+
+
+def test_a_keeper_ends_the_container_that_was_launched_and_what_that_starts(tmp_path: Path) -> None:
+    """Whatever stands in the job's folder."""
+    fake = tmp_path / "podman"
+    fake.write_text(LEAVES.format(folder=tmp_path))
+    fake.chmod(0o755)
+    inside = service.words(Container(image="img"), tmp_path / "unit-0.container")
+    keeper = (sys.executable, "-I", "-S", keep.__file__, str(tmp_path / "exit-0"), str(tmp_path))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    subprocess.run((*keeper, *inside, "true"), env=env, check=True)
+    name = json.loads(inside[-1])["name"]
+    assert (tmp_path / "asked").read_text().splitlines()[1:] == [f"rm --force --ignore --time=0 {name}"]
+    assert not psutil.pid_exists(int((tmp_path / "left").read_text()))
+    (tmp_path / "unit-0.container").write_text(json.dumps({"name": "x", "argv": ["touch", "forged"]}))
+    subprocess.run((*keeper, "true"), env=env, check=True)
+    assert not (tmp_path / "forged").exists()
 
 
 SRUN = """#!{python}

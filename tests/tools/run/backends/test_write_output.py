@@ -75,6 +75,14 @@ def test_a_file_that_cannot_be_written_is_said_once_and_written_later(
         path.exists() or os.mkfifo(path)
         unit.prints("x\n", last=True)
         assert problem in capfd.readouterr().err
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)  # one that does not keep up
+    unit = Unit(tmp_path, "slow", output=[str(tmp_path / "pipe")])
+    for until_s in (0.0, float("inf")):
+        unit.prints("x" * 50_000)
+        unit.copies.look(last=True, until_s=until_s)
+        unit.copies.say_left()
+    assert (left := 100_000 - len(os.read(reader, 100_000))) > 0
+    assert capfd.readouterr().err.splitlines()[-1] == f"pliant: {left:,} bytes not copied to {tmp_path}/pipe"
 
 
 def test_output_that_the_keeper_has_thrown_away_is_counted(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pliant.schemas.container import Container
 from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.start import ONE_WORKER, RUN_TORCHRUN, child_environment
+from pliant.tools.run.backends.keep import SECRETS, container_of
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import (
@@ -108,6 +110,13 @@ def test_output_is_kept_as_the_keeper_likes() -> None:
     for spec in (rigid(1), elastic()):
         (limited,) = units(target(spec, "n0/0"), FOLDER, ATTEMPT, GPU, log_bytes=5)
         assert limited.env["PLIANT_LOG_BYTES"] == "5"
+
+
+def test_a_container_gets_a_secret_even_where_others_have_the_node_s_own(tmp_path: Path) -> None:
+    (tmp_path / SECRETS).write_text('{"DOCKER_CONFIG": "/c"}')
+    spec = rigid(1).model_copy(update={"container": Container(image="img")})
+    (unit,) = units(target(spec, "n0/0"), tmp_path, ATTEMPT, GPU)
+    assert json.loads(container_of(unit.argv))["stated"] == ["DOCKER_CONFIG"]
 
 
 def test_ranks_of_a_replica_follow_each_other_on_a_node() -> None:

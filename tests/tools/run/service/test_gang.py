@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,14 +13,7 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.schedule import Cut
-from pliant.tools.run.backends.protocol import (
-    Backend,
-    Handle,
-    MemoryKill,
-    NodeInfo,
-    StopLevel,
-    UnitStatus,
-)
+from pliant.tools.run.backends.protocol import Backend, Handle, MemoryKill, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.service import members as members_module
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan
@@ -43,6 +37,7 @@ RUNNING, CLEAN, FAILED = UnitStatus("running"), UnitStatus("exited", 0), UnitSta
 ADDED = Slot("n1", 1)
 CUT = (8, 1, 1.0)
 FULL = UnitStatus("exited", -9, memory=MemoryKill(limit=100 << 20, peak=99 << 20))
+COPED = replace(FULL, code=0)
 TIMES = Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0, broken_s=5.0)
 
 
@@ -287,8 +282,13 @@ def test_what_a_loss_means_for_the_others(
 
 @pytest.mark.parametrize("outcome", ["", "stopped", "crashed", "done"])
 def test_what_was_killed_for_memory_says_so_and_is_not_tried_again(training: Scene, outcome: str) -> None:
+    training.gang.statuses = (RUNNING, COPED)  # whose script has gone on without what was killed
+    training.watch(1.0)
+    assert not training.gang.stopping
     if outcome:
         training.says(0, outcome)
+    training.gang.statuses = (FAILED, COPED)
+    assert "killed for memory" not in training.gang.verdict().message
     training.gang.statuses = (CLEAN if outcome == "done" else FAILED, FULL)
     verdict = training.gang.verdict()
     assert (verdict.end, verdict.is_final) == (("done", False) if outcome == "done" else ("failed", True))

@@ -221,7 +221,7 @@ def _pods(block: RowBlock) -> JobBlock:
         "gpu_spec": block.optional_text("gpu_spec"),
         "gpu_milli": words_of(milli, lambda part: str(int(part)) if part < 1000 else ""),
     }
-    ids = block.ids("name", submit_time_s, gpus, seconds)
+    ids = block.ids("name", block.keys())
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels, start_s=start_s)
 
 

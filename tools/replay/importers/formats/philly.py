@@ -28,6 +28,7 @@ from pliant.tools.replay.importers.conversion import (
     assume_no_models,
     assume_zone,
     executed_job,
+    hashes,
     in_order,
     parse_timestamp,
     settle_runs,
@@ -95,6 +96,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     """As :func:`_job`, which makes single ones. Returns None if a row is malformed."""
     found: list[PhillyJob] = []
     lines: list[int] = []
+    wholes: list[str] = []
     assumed: list[tuple[int, str, int, str]] = []
     dropped: Counter[str] = Counter()
     try:
@@ -104,9 +106,11 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
                     _read_job(row, conversion.zone, lambda *what: assumed.append((len(found), *what)))
                 )
                 lines.append(row.line or 0)
+                wholes.append(row.whole)
             except DroppedRowError as reason:
                 dropped[str(reason)] += 1
         ids = text_array([job.job_id for job in found])
+        keys = hashes(text_array(wholes))
         runs = WordColumn.of([label_of(job.runs, job.submit_time_s, job.gpus) for job in found])
         user, status, vc, attempts = (
             WordColumn.of([getattr(job, name) for job in found])
@@ -130,7 +134,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     conversion.count_rows(len(rows) - len(found))
     made = executed_jobs(
         block,
-        block.new_ids(ids, submit_time_s, gpus, gpu_seconds, user),
+        block.new_ids(ids, keys),
         submit_time_s,
         gpus,
         gpu_seconds / gpus,
@@ -146,9 +150,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
 def _job(conversion: Conversion, row: InputRow) -> Job:
     found = _read_job(row, conversion.zone, conversion.summary.assume_here)
     return executed_job(
-        conversion.new_id(
-            found.job_id, row.place, found.submit_time_s, found.gpus, found.gpu_seconds, found.user
-        ),
+        conversion.new_id(found.job_id, row.place, row.whole),
         found.submit_time_s,
         found.gpus,
         found.gpu_seconds,

@@ -86,7 +86,7 @@ def _jobs(block: RowBlock) -> JobBlock | None:
     user = block.optional_text("user").map(lambda user: f"u{user}" if user else "")
     return executed_jobs(
         block,
-        block.ids("job", submit_time_s, gpus, run_s, user),
+        block.ids("job", block.keys()),
         submit_time_s,
         gpus,
         run_s,
@@ -115,7 +115,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     user = f"u{number}" if (number := row.optional_text("user")) else ""
     start_s = None if wait_s is None else submit_time_s + wait_s
     return executed_job(
-        conversion.new_id(row.text("job"), row.place, submit_time_s, gpus, run_s, user),
+        conversion.new_id(row.text("job"), row.place, row.whole),
         submit_time_s,
         gpus,
         gpus * run_s,

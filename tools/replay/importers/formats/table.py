@@ -90,6 +90,7 @@ class Table:
             yield from convert_blocks(blocks, partial(self._jobs, columns))
 
     def _jobs(self, columns: Mapping[str, str], block: RowBlock) -> JobBlock:
+        keys = block.keys()
         block.renamed(columns)
         submit_time_s, gpus = self._times(block, "submit"), block.count("gpus")
         block.drop(np.isnan(submit_time_s), Reason.NO_SUBMISSION)
@@ -110,7 +111,7 @@ class Table:
         user = block.optional_text("user")
         return executed_jobs(
             block,
-            block.ids("id", submit_time_s, gpus, seconds, user),
+            block.ids("id", keys),
             submit_time_s,
             gpus,
             seconds,
@@ -281,7 +282,7 @@ def _helios_jobs(block: RowBlock) -> JobBlock:
     user = block.optional_text("user")
     return executed_jobs(
         block,
-        block.ids("job_id", submit_time_s, gpus, seconds, user),
+        block.ids("job_id", block.keys()),
         submit_time_s,
         gpus,
         seconds,
