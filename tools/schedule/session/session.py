@@ -612,10 +612,10 @@ class Session(ClusterState):
             self._refused += [Change(time_s, "lost", jobs[job_id]) for job_id in homeless]
             self._ask_again_by(self._without_at_s)
         elif homeless:
-            for place in filter(None, places.values()):
-                self.free.give(place)
-            for place in freed:
-                self.free.take(place)
+            for taken in filter(None, places.values()):
+                self.free.give(taken)
+            for placement in freed:
+                self.free.take(placement)
             raise NoPlaceError(homeless)
         done = []
         for job_id, place in places.items():
