@@ -17,7 +17,7 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.session.holdings import Holding
+from pliant.tools.schedule.session.holdings import Holding, Transition
 from pliant.tools.schedule.session.withheld import Withheld
 
 DemandsOf = Callable[[Mapping[str, Target]], "Demands"]
@@ -33,6 +33,15 @@ class PlacementTakenError(Exception):
         super().__init__(job_id)
         self.job_id = job_id
         self.placement = placement
+
+
+class NoPlaceError(Exception):
+    """Jobs that wait have no place on the nodes that they may run on, even after all moves."""
+
+    def __init__(self, job_ids: Sequence[str]) -> None:
+        super().__init__(*job_ids)
+        self.job_ids = job_ids
+        self.rejected: Sequence[Transition] = ()
 
 
 def differs(job: JobState, target: Target) -> bool:
@@ -84,6 +93,7 @@ def assign(
     :param cut: jobs that have just given up GPUs: what they kept is theirs, also where others would be closer
         together with it, so that they train on.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
+    :raises NoPlaceError: for jobs that may run on some nodes of a type only.
     """
     limits = withheld or Withheld()
     moving = targets
@@ -204,10 +214,19 @@ def _attempt(
                 free.take(place.placement)
                 taken.append(place.placement)
             places[job_id] = place
-    except PlacementTakenError:
+        _check_homes(moving, places, jobs)
+    except (PlacementTakenError, NoPlaceError):
         _undo(left, taken, free)
         raise
     return places, None
+
+
+def _check_homes(
+    moving: Mapping[str, Target], places: Mapping[str, Holding], jobs: Mapping[str, JobState]
+) -> None:
+    without = [jobs[job_id] for job_id in moving if job_id not in places]
+    if homeless := [job.id for job in without if job.barred and not job.gpus]:
+        raise NoPlaceError(homeless)
 
 
 def _keeps(job: JobState, world: _World) -> bool:

@@ -264,10 +264,9 @@ def test_an_updated_job_keeps_its_place_unless_it_asks_for_more_than_its_limit()
         held = opened(nodes, *jobs)
         assert steps(held, 1.0, **{"s-1": jobs[1].gpus.requested}) == [("s-1", "start")]
         held.let_go("s-0", 2.0)
-        held.update("s-1", 3.0, updated(jobs[1], {"retries": 3}))
-        assert list(held.in_play) == ["s-1"], "one that waits does not take its place"
-        held.update("s-1", 4.0, updated(jobs[1], {"gpus": {"requested": 3}}))
-        assert list(held.in_play) == ["s-1"]
+        for asked in ({"retries": 3}, {"gpus": {"requested": 3}}):
+            held.update("s-1", 3.0, updated(jobs[1], asked))
+            assert list(held.in_play) == ["s-1"], "one that waits does not take its place"
     held.update("s-1", 5.0, updated(jobs[1], {"gpus": {"requested": 4}}))
     assert list(held.in_play) == ["s-0"]
 
