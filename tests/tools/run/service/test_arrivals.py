@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import os
 import pwd
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,15 +18,7 @@ from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job, Utility
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.decisions import Arrivals
-from pliant.tools.run.service.submit import (
-    Submitted,
-    cancel,
-    check_new,
-    free_id,
-    order_jobs,
-    order_nodes,
-    submit,
-)
+from pliant.tools.run.service.submit import Submitted, cancel, check_new, free_id, order_nodes, submit
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.requests import Spool
@@ -118,7 +111,7 @@ def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> No
         asked = [job for request in Spool(state.dirs).requests() for job in request.jobs]
         assert [(job.id, job.submit_time) for job in asked] == [("a", ORIGIN_S + 50), ("b", ORIGIN_S + 90)]
     now_s[0] = ORIGIN_S + 60.0
-    with arriving(tmp_path, now_s) as (following, state, session):
+    with arriving(tmp_path, now_s) as (following, state, _):
         assert following.more_to_come
         assert following.hear(now_s[0]) == (True, [])
         assert (list(state.log.jobs), following.more_to_come) == (["a"], True)
@@ -129,35 +122,25 @@ def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> No
         assert following.hear(now_s[0]) == (True, ["b"])
         assert state.log.jobs["b"].phase == "cancelled"
         assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
-        write_cluster(cluster(2), state.dirs.cluster)
-        # What is asked for after a requeue of a job that is to be cancelled is done after it.
-        cancel(tmp_path, ["a"])
-        order_jobs(tmp_path, "requeue", ["a"])
-        cancel(tmp_path, ["a"])
-        assert [following.hear(now_s[0]) for _ in range(3)] == [
-            (True, ["a"]),
-            (True, ["a", "a"]),
-            (False, []),
-        ]
-        assert (state.log.jobs["a"].phase, [*session.jobs], following.more_to_come) == (
-            "cancelled",
-            [],
-            False,
-        )
 
 
-def test_a_cancellation_counts_beside_orders_and_a_rejected_job_leaves_no_secrets(tmp_path: Path) -> None:
-    with arriving(tmp_path, [ORIGIN_S]) as (arrivals, state, _):
+def test_requests_about_one_job_are_all_heard_and_a_rejected_one_leaves_no_secrets(tmp_path: Path) -> None:
+    with arriving(tmp_path, [ORIGIN_S]) as (arrivals, state, session):
         write_cluster(cluster(9), state.dirs.cluster)
-        listed = [to_come("large", 0.0, gpus=9), to_come("a", 0.0), to_come("b", 0.0)]
+        listed = [to_come("large", 0.0, gpus=9), to_come("a", 0.0)]
         how = {"folder": tmp_path, "now_s": ORIGIN_S, "check_scripts": False, "hidden": {"TOKEN": "x"}}
         submit(tmp_path, listed, "jobs", **how)  # type: ignore[arg-type]
+        for _ in range(2):
+            cancel(tmp_path, ["a"])
+        requests.order_jobs(tmp_path, "requeue", ["a"])
+        requests.order_jobs(tmp_path, "hold", ["a"])
         cancel(tmp_path, ["a"])
-        order_jobs(tmp_path, "hold", ["b"])
-        arrivals.hear(ORIGIN_S)
+        names = [path.name.split(".")[-2] for path in sorted(state.dirs.spool.glob("*.j*"))]
+        assert names == ["jobs", "cancel", "order", "order", "cancel"]
+        assert [arrivals.hear(ORIGIN_S)[1] for _ in range(3)] == [["a"], ["a", "a"], []]
         phases = {job_id: each.phase for job_id, each in state.log.jobs.items()}
-        assert phases == {"large": "rejected", "a": "cancelled", "b": "waiting"}
-        assert {path.name for path in state.dirs.jobs.iterdir()} == {"a", "b"}
+        assert (phases, len(state.log.executed)) == ({"large": "rejected", "a": "cancelled"}, 2)
+        assert ([*session.jobs], arrivals.more_to_come, os.listdir(state.dirs.jobs)) == ([], False, ["a"])
 
 
 def test_jobs_that_cannot_be_served_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

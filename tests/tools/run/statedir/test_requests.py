@@ -149,9 +149,8 @@ def test_a_name_means_jobs_of_its_own_account_and_never_takes_a_living_id(dirs: 
         state.record(submit_event(each, 3.0) for each in asked.jobs)
         state.record([cancel_event("prod-2", 4.0), submit_event(olds[0], 5.0)])  # prod waits again
         of_bob = {"train": "train-2", "s-0": "s-2-0"} | {f"{each.id}-1": each.id for each in olds}
-        for who, train, array_ids, newest in (
-            *((ann, "train", ["s-0"], {}), (bob, "train-2", ["s-2-0"], of_bob)),
-        ):
+        own = (ann, "train", ["s-0"], dict[str, str]()), (bob, "train-2", ["s-2-0"], of_bob)
+        for who, train, array_ids, newest in own:
             ask(dirs, runs(f"f-{who.name}", user=who.name, after={"prod": "ok", "train": "any"}), by=who)
             assert Spool(dirs).requests()[-1].jobs[0].after == {"prod": "ok", train: "any"}
             known = Names.of([*state.log.jobs], state.log, (), who.name)
@@ -189,27 +188,6 @@ def test_a_job_cancelled_before_its_time_arrives_first(dirs: StateDir) -> None:
     log.add(submit_event(runs("never"), 3.0))
     own.settle(log)
     assert files(dirs) == []
-
-
-def test_what_follows_a_requeue_of_a_cancelled_job_is_done_after_it(dirs: StateDir) -> None:
-    """A cancellation is written unless the last request is one; no later request is settled before it."""
-    begun(dirs, runs("a"))
-    cancel(dirs.path, ["a"])
-    cancel(dirs.path, ["a"])
-    order_jobs(dirs.path, "requeue", ["a"])
-    order_jobs(dirs.path, "hold", ["a"])
-    cancel(dirs.path, ["a"])
-    assert files(dirs) == ["jobs.jsonl", "cancel.json", "order.json", "order.json", "cancel.json"]
-    own, log, turns = Spool(dirs), RunLog(), list[list[str]]()
-    for time_s in (NOW_S, NOW_S + 1, NOW_S + 2):
-        own.settle(log)
-        events = requested(own.requests(), log, time_s)
-        turns.append([event.event for event in events])
-        for event in events:
-            log.add(event)
-        own.settle(log)
-    assert turns == [["submit", "cancel"], ["requeue", "hold", "cancel"], []]
-    assert (log.jobs["a"].phase, files(dirs)) == ("cancelled", [])
 
 
 def test_an_unknown_job_cancels_nothing(dirs: StateDir) -> None:
