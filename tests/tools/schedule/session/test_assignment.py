@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, updated
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.assignment import assign
@@ -110,6 +110,11 @@ def test_a_job_waits_for_cpus_and_one_without_demands_does_not():
     held.node_up("n0", 3)
     held.revive("a", 4)
     assert decided(held, 4) == {"a": 2, "b": 2}
+    # A node that has no GPU in service is still of its type.
+    held = opened(Fifo(), mixed_cluster(x=(1,), y=(1,)))
+    held.withdraw(f"{held.nodes[0].name}/0", 0, 9)
+    spec = updated(job("c"), {"gpus": {"requested": 1, "types": ["y"]}})
+    assert held.submit(spec, 1).types == ("y",)
 
 
 def test_parameter_servers_sit_on_nodes_without_gpus():
