@@ -253,7 +253,7 @@ def _row(change: JobChange, answer: Prospects) -> tuple[str, ...]:
 
 
 def _start(job: JobAhead | None, now_s: float) -> str:
-    if job is None or (job.start_s is None and not job.gpus):
+    if job is None or (job.start_s is None and not job.runs):
         return "-"
     return "runs" if job.start_s is None else _in(job.start_s, now_s)
 

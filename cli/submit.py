@@ -447,6 +447,8 @@ def _copied(state: Path, jobs: tuple[Job, ...], *, snapshot: bool) -> AbstractCo
     """The jobs, with ``snapshot`` each to be run from a copy of its code; an error within takes it back."""
     from pliant.tools.run.service.code_copy import from_copies
 
+    if snapshot and os.geteuid() == 0:
+        note(f"root can write to the copy: results that a job writes there stay in {state / 'code'}")
     return from_copies(state, jobs, Path.cwd()) if snapshot else nullcontext(jobs)
 
 

@@ -308,8 +308,11 @@ class Capacities:
         return {kind: job.gpus.whole(workers) for kind, workers in found.items()}
 
     def without_what_never_fits(self, job: Job) -> Job:
-        """The job, without its demands if no node has room for them even at its smallest size."""
-        if self.why_too_large(job) is None:
+        """The job, without its demands if no node has room for them even at its smallest size.
+
+        A job that needs no GPU keeps them, since it asks for nothing else: it waits.
+        """
+        if job.on_cpus or self.why_too_large(job) is None:
             return job
         return job.model_copy(update={"resources": ResourceDemand()})
 

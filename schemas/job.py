@@ -396,7 +396,7 @@ class Job(Record):
     """Unique name of the job, also its folder's name in a state directory."""
     name: Identifier | None = None
     """The id that it was submitted with, if a job of that id had ended before; commands take it for the
-    newest such job. Default: its id."""
+    newest such job. Set by ``submit``, which takes none. Default: its id."""
     submit_time: Annotated[float, Field(ge=0, le=MOST)] = Field(default_factory=_filled_in)
     """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory). Default:
     the moment of ``submit`` or of ``schedule``; in a trace the earliest time that its file states, else 0."""
@@ -602,14 +602,15 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, says when it is retried, names its launcher, tasks,
-        Python, container or output, has a name, says on which nodes it may run, or needs no GPU.
+        only if another job does not finish, its array ends by failures, it has limits, says when it is
+        retried, names its launcher, tasks, Python, container or output, has a name, says on which nodes it
+        may run, or needs no GPU.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
         starts = (self.launcher, self.tasks, self.python, self.container, self.output, self.error, self.name)
         if says_when or self.names_nodes or self.on_cpus or any(each is not None for each in starts):
             return 8
-        if "failed" in self.after.values():
+        if "failed" in self.after.values() or (self.array and self.array.max_failures is not None):
             return 8
         if self.preemptible is not None or self.gpus.types is not None or self.gpus.memory is not None:
             return 7
@@ -742,11 +743,21 @@ def updated(job: Job, changes: Changes) -> Job:
     return new
 
 
+def updated_if_valid(job: Job, changes: Changes) -> Job:
+    """As :func:`updated`; as it was where they make no job."""
+    try:
+        return updated(job, changes)
+    except ValidationError:
+        return job
+
+
 def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Values with changes of some of them, and of parts of these; without those that are None then."""
     merged = dict(before)
     for name, change in changes.items():
-        merged[name] = _merged(merged.get(name) or {}, change) if isinstance(change, Mapping) else change
+        own = merged.get(name)
+        parts = own if isinstance(own, Mapping) else {}
+        merged[name] = _merged(parts, change) if isinstance(change, Mapping) else change
     return {name: value for name, value in merged.items() if value is not None}
 
 

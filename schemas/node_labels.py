@@ -103,7 +103,7 @@ class _Reader:
 
     def _word(self) -> str:
         word = self.next
-        if not _WORD.match(word):
+        if not _WORD.match(word) or word in ("'", '"'):
             raise self.refusal()
         self._step()
         return word[1:-1] if word[0] in "\"'" else word

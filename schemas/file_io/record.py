@@ -94,17 +94,19 @@ MAJOR: Final = 1
 MINORS: Final = {"event": 1, "job": 8, "cluster": 4, "schedule": 10, "metrics": 2}
 """The newest minor version of each kind that this version knows, 0 where none is named.
 
-event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`). job: 1, it refuses to share
-its GPUs; 2, epochs of a data set of unknown size; 3, replicas of several GPUs, or resized by a relaunch; 4,
-it names its team, has a weight, waits for other jobs, belongs to an array, or is held from the start; 5, it
-has certain sizes only; 6, it changes its batch by itself; 7, it may run on some GPUs only, or says whether it
-may be preempted; 8, it starts only if another job does not finish, has limits, or says when it is retried.
-cluster: 1, nodes name their devices and the cluster says how Slurm is asked; 2, nodes state further
-capacities; 3, teams share it, Slurm gives notice, idle jobs or stragglers have a rule, its network has
-levels; 4, it says whose GPUs policies may take. schedule: 1, as cluster 1, which it holds; 2, the work of
-jobs may be predicted; 3, as cluster 2, and jobs hold parameter servers and future time slots, or share GPUs;
-4, as job 2; 5, as job 3; 6, as job 4 and cluster 3; 7, as job 5; 8, as job 6; 9, as job 7; 10, as cluster 4
-and job 8. metrics: 1, runs have steps; 2, they have teams.
+event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`); another name of an event is
+no new version, as it is no field that an older version could leave out. job: 1, it refuses to share its GPUs;
+2, epochs of a data set of unknown size; 3, replicas of several GPUs, or resized by a relaunch; 4, it names
+its team, has a weight, waits for other jobs, belongs to an array, or is held from the start; 5, it has
+certain sizes only; 6, it changes its batch by itself; 7, it may run on some GPUs only, or says whether it may
+be preempted; 8, it starts only if another job does not finish, its array ends by failures, it has limits,
+says when it is retried, names its launcher, tasks, Python, container or output, has a name, says on which
+nodes it may run, or needs no GPU. cluster: 1, nodes name their devices and the cluster says how Slurm is
+asked; 2, nodes state further capacities; 3, teams share it, Slurm gives notice, idle jobs or stragglers have
+a rule, its network has levels; 4, it says whose GPUs policies may take. schedule: 1, as cluster 1, which it
+holds; 2, the work of jobs may be predicted; 3, as cluster 2, and jobs hold parameter servers and future time
+slots, or share GPUs; 4, as job 2; 5, as job 3; 6, as job 4 and cluster 3; 7, as job 5; 8, as job 6; 9, as job
+7; 10, as cluster 4 and job 8. metrics: 1, runs have steps; 2, they have teams.
 """
 _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 

@@ -29,10 +29,7 @@ def test_a_live_loop_without_a_policy_names_what_is_missing(here: Path) -> None:
 def test_without_a_schedule_dev_null_is_not_an_empty_pipe(here: Path, until_done, monkeypatch) -> None:
     with open(os.devnull) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with pytest.raises(
-            UsageError,
-            match="pipe one in from pliant schedule; pliant run --follow decides",
-        ):
+        with pytest.raises(UsageError, match="pipe one in from pliant schedule; pliant run --follow decides"):
             run(state=Path("live"), until_done=until_done)
 
 

@@ -166,6 +166,12 @@ def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, mon
     kept = here / "live" / "jobs" / "train" / "secrets.json"
     assert (json.loads(kept.read_text()), kept.stat().st_mode & 0o777) == ({"TOKEN": "hush"}, 0o600)
     assert [path for path in here.rglob("*") if path.is_file() and b"hush" in path.read_bytes()] == [kept]
+    for _ in range(2):  # without a run a cancelled job leaves nothing, and its id is free
+        assert (
+            call("submit", "train.py", "--secret", "TOKEN", "--name", "sec", "--state", "live").exit_code == 0
+        )
+        assert call("cancel", "sec", "--state", "live").exit_code == 0
+    assert not (here / "live" / "jobs" / "sec").exists()
     hides = ("submit", "train.py", "--env", "all", "--secret", "TOKEN", "--name", "b")
     assert "hush" not in call(*hides, "--dry-run").stdout
     call(*hides, "--state", "live")

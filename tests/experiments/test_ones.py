@@ -14,10 +14,7 @@ from experiments.harness.spec import Experiment, load
 from experiments.ones.learning import Rollout, Step, costs, gradient, returns
 from experiments.ones.scenes import MAIN, PAPER, ROWS, TAUGHT
 from experiments.ones.train import RECIPE, Recipe, train
-from experiments.ones.workloads import (
-    jobs_of,
-    published,
-)
+from experiments.ones.workloads import jobs_of, published
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
 from pliant.tools.replay.sweep_recipe import read_sweep

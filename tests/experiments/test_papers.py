@@ -9,23 +9,9 @@ import pytest
 from experiments.ares import traces, workloads
 from experiments.ares.experiment import EXPERIMENT
 from experiments.ares.traces import Sources
-from experiments.ares.workloads import (
-    SIX_MINUTES,
-    sweeps,
-)
-from experiments.elastic_scaling.model import (
-    CATEGORIES,
-    TABLE_II,
-    Links,
-    fitted,
-    profile_of,
-    residuals,
-)
-from experiments.elastic_scaling.workloads import (
-    SMALL,
-    cluster_of,
-    recipes,
-)
+from experiments.ares.workloads import SIX_MINUTES, sweeps
+from experiments.elastic_scaling.model import CATEGORIES, TABLE_II, Links, fitted, profile_of, residuals
+from experiments.elastic_scaling.workloads import SMALL, cluster_of, recipes
 from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import Experiment, Study, find, load

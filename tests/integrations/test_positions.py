@@ -157,10 +157,7 @@ def test_a_transformers_callback_that_comes_late_reports_what_is_trained(
         logging_strategy="no",
     )
     trainer = Trainer(
-        Weight([]),
-        args,
-        data_collator=lambda samples: {"x": torch.stack(samples)},
-        train_dataset=Samples(20),
+        Weight([]), args, data_collator=lambda samples: {"x": torch.stack(samples)}, train_dataset=Samples(20)
     )
     trainer.add_callback(PliantCallback())
     trainer.train()

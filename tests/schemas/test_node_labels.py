@@ -35,7 +35,7 @@ def test_an_expression_holds_of_these_labels(text: str, holds_of: list[int]) -> 
 @pytest.mark.parametrize(
     "text",
     ["", " ", "a b", "a,", "a|b,c", "(a", "a)", "rack in a", "rack in ()", "=a", "[a|b]", "a*2", "a>3", "'a",
-     "!", "(" * 60 + "a" + ")" * 60],
+     "a='", 'a="', 'a="b', "a in ('b)", "!", "(" * 60 + "a" + ")" * 60],
 )  # fmt: skip
 def test_what_is_no_expression_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|put parentheses|levels"):

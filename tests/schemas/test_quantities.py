@@ -184,10 +184,9 @@ def test_a_length_of_time_has_one_unit_or_two(seconds: float, text: str) -> None
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"], indirect=True)
 def test_a_time_is_given_from_now_and_by_the_local_clock(zone: str) -> None:
-    today, tomorrow = {
-        "UTC": ("12:03", "2025-12-02 06:00"),
-        "Asia/Kolkata": ("17:33", "2025-12-02 11:30"),
-    }[zone]
+    today, tomorrow = {"UTC": ("12:03", "2025-12-02 06:00"), "Asia/Kolkata": ("17:33", "2025-12-02 11:30")}[
+        zone
+    ]
     assert when_text(NOON_S + 180, NOON_S) == f"in 3 min ({today})"
     assert when_text(NOON_S + 180, NOON_S + 360) == f"3 min ago ({today})"
     assert when_text(NOON_S + 18 * 3600, NOON_S) == f"in 18 h ({tomorrow})"

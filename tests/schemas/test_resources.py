@@ -60,6 +60,8 @@ def test_servers_without_bandwidth_are_more_than_any_cluster() -> None:
     fits, never = demanding(4, cpu=2.0), demanding(4, cpu=3.0)
     assert capacities.without_what_never_fits(fits) is fits
     assert not capacities.limits(capacities.without_what_never_fits(never))
+    on_cpus = job("c", gpus=0, resources={"worker": {"cpu": 9.0}})
+    assert capacities.without_what_never_fits(on_cpus) is on_cpus
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def test_sizes_epochs_and_defaults_of_a_small_job() -> None:
     gaps = [None, "states its epochs without work.dataset_size", "states no work"]
     assert [job.work_gap for job in jobs] == gaps
     assert [job.minor for job in jobs[:2]] == [0, 2]
+    (job,) = read('{"id": "a", "model": "m", "array": {"name": "s", "index": 0, "max_failures": 1}}')
+    assert job.minor == 8
     # Defaults of the reader fill what a job does not state.
     (job,) = read(
         '{"id": "a", "command": ["t.py"], "gpus": {"requested": 4}, "env": {"A": "own"}}',

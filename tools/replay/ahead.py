@@ -50,8 +50,10 @@ class JobAhead:
     submitted_s: float
     gpus: int = 0
     """What it holds, or is given first."""
+    runs: bool = False
+    """Whether it holds what it runs on, be it the cores of a node alone."""
     start_s: float | None = None
-    """When it gets GPUs; None: it has some, or that is not known."""
+    """When it starts; None: it runs, or that is not known."""
     end_s: float | None = None
     """None: not known."""
     end: End | None = None
@@ -115,7 +117,10 @@ def look_ahead(
     :param until_s: look no further than this time of the session.
     """
     speeds = CorrectedSpeeds(session, time_s, measured)
-    before = {job.id: JobAhead(job.spec.submit_time, job.gpus) for job in session.jobs.values()}
+    before = {
+        job.id: JobAhead(job.spec.submit_time, job.log_gpus, runs=job.gpus > 0)
+        for job in session.jobs.values()
+    }
     before |= {job.id: JobAhead(job.submit_time) for job in coming}
     unsaved = {job.id: 0.0 for job in coming if not job.can_save}
     unsaved |= {job.id: job.changed_s for job in session.jobs.values() if not job.spec.can_save}
@@ -195,7 +200,7 @@ def _outcome(
         known = jobs.get(event.job or "")
         if event.job is None or known is None:
             continue
-        if event.event in ("start", "resume") and not known.gpus and known.start_s is None:
+        if event.event in ("start", "resume") and not known.runs and known.start_s is None:
             jobs[event.job] = replace(known, gpus=event.gpus or 0, start_s=event.time)
         elif (end := ENDS.get(event.event)) is not None:
             jobs[event.job] = replace(known, end_s=event.time, end=end)

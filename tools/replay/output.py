@@ -130,6 +130,8 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
         )
     if job.gpus:
         return f"holds {in_gpus(job.gpus)}, on which it never gets done"
+    if job.spec.on_cpus:
+        return "no node is left that has what it needs"
     if not session.up_gpus:
         return "no GPU is left after node failures"
     if low > session.up_gpus:

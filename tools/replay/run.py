@@ -302,7 +302,7 @@ def _with_failures(
     if simulated.mtbf is None or not inputs.jobs:
         return replace(simulated, node_events=together(simulated.node_events))
     nodes = [node.name for node in session.nodes]
-    end_s = failures_end_s(inputs.jobs, session.speeds, simulated.progress())
+    end_s = failures_end_s(inputs.jobs, session.speeds, simulated.progress(), len(nodes))
     drawn = drawn_failures(nodes, simulated.mtbf, run.seed, inputs.jobs[0].submit_time, end_s)
     return replace(simulated, node_events=together(simulated.node_events, drawn))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from math import inf
 from typing import Final
 
@@ -39,11 +39,10 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
         else:
             kept = f"kept for {span_text(until_s - time_s)} more, as the cluster rules"
         reasons[job_id] = Explanation(f"{reasons[job_id].reason}; {kept}", reasons[job_id].needs_gpus)
+    lost = [node for node in session.nodes if not node.up and node.made_gpus]
     for job in seen.values():
         if not job.gpus and (where := session.capacities.constraint_of(job.spec)) is not None:
-            down = [
-                node.name for node in session.nodes if not node.up and node.made_gpus and where.allows(node)
-            ]
+            down = [node.name for node in lost if where.allows(node)]
             reasons[job.id] = _constrained(job, where, reasons[job.id], down)
     return reasons
 
@@ -68,7 +67,13 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
     rigid = session.policy.elasticity == "none"
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
     commands = session.commands
-    plain |= {job_id: _on_cpus(session.jobs[job_id], session) for job_id in commands.on_cpus}
+    alike: dict[Hashable, Explanation] = {}
+    for job in map(session.jobs.__getitem__, commands.on_cpus):
+        where, demand = session.capacities.constraint_of(job.spec), job.spec.resources.worker
+        kind = (job.gpus, where, tuple(demand.items()))
+        if kind not in alike:
+            alike[kind] = _on_cpus(job, where, session)
+        plain[job.id] = alike[kind]
     bound = {
         job_id: Explanation(f"goes on until it ends on {name}, which is drained")
         for job_id, name in commands.bound.items()
@@ -79,11 +84,11 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
     return plain | bound | waiting | held
 
 
-def _on_cpus(job: JobState, session: Session) -> Explanation:
+def _on_cpus(job: JobState, where: Constraint | None, session: Session) -> Explanation:
     """Of a job that needs no GPU."""
     if job.gpus:
         return Explanation("runs without a GPU")
-    demand, where = job.spec.resources.worker, session.capacities.constraint_of(job.spec)
+    demand = job.spec.resources.worker
     nodes = [node for node in session.nodes if where is None or where.allows(node)]
     able = [node for node in nodes if fitting(node.capacities, demand, 1)]
     needs = " and ".join(amount_text(*each) for each in sorted(demand.items()))

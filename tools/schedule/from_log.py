@@ -24,7 +24,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event, epochs_done
 from pliant.schemas.file_io.record import problems_of
-from pliant.schemas.job import Job, updated
+from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
@@ -221,7 +221,8 @@ def _apply_order(session: Session, event: Event) -> None:
     elif event.event == "unhold":
         session.let_go(job_id, event.time)
     elif event.event == "update":
-        session.update(job_id, event.time, updated(session.jobs[job_id].spec, detail["changes"]))
+        spec = updated_if_valid(session.jobs[job_id].spec, detail["changes"])
+        session.update(job_id, event.time, spec)
     else:
         session.prioritize(job_id, event.time, float(detail["priority"]))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from pliant.schemas.checks import capacities
-from pliant.schemas.job import EpochWork, Job
+from pliant.schemas.job import EpochWork, GpuTimeWork, Job
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
@@ -476,14 +476,16 @@ class JobState:
     def take_spec(self, new: JobState) -> None:
         """It asks for what another state of the same job asks for; what it holds and has done stays.
 
-        So does the batch of an elastic job that states none: it would follow from the GPUs that it requests.
+        So do the batch of an elastic job that states none, which would follow from the GPUs that it requests,
+        and the amount of work that is stated as GPU time, which was on the GPUs that it requested at first.
         """
         for name in _OF_SPEC:
             setattr(self, name, getattr(new, name))
         if self.is_elastic and self.spec.batch.size is None:
             return
         self.reference_batch, self.global_batch = new.reference_batch, new.global_batch
-        if not self.predicted:
+        keeps_work = isinstance(self.spec.work, GpuTimeWork) and self.total_samples is not None
+        if not self.predicted and not keeps_work:
             self.total_samples = new.total_samples
 
     def settle(self, time_s: float) -> None:

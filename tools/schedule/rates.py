@@ -12,6 +12,7 @@ the part that it keeps beside the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -106,7 +107,8 @@ class Speeds:
         if constraint is None:
             return None
         if constraint not in self._allowed:
-            allowed = (node.gpu_type for node in self.nodes if node.made_gpus and constraint.allows(node))
+            whole = (replace(node, gpus=node.made_gpus) for node in self.nodes if node.made_gpus)
+            allowed = (node.gpu_type for node in whole if constraint.allows(node))
             self._allowed[constraint] = tuple(dict.fromkeys(allowed))
         return self._allowed[constraint]
 

@@ -53,7 +53,8 @@ class Change(NamedTuple):
     """One thing that happened since the policy was last asked; times never run backwards.
 
     ``cancelled``: the job left for good, or is held; a released job arrives again, with its progress.
-    ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats the policy's own
+    ``lost``: the job lost its GPUs (crash, node gone) and waits again, or what was decided about it was not
+    carried out: it holds what it shows. ``rejected`` repeats the policy's own
     decision, so that its state can be rebuilt from changes. ``capacity``: GPUs of a node went out of service
     or came back. ``batch``: the job changed its batch by itself. Allocations are not changes: the policy
     decided them, and jobs show them.

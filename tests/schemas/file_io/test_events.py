@@ -64,15 +64,14 @@ def test_opening_mends_a_log_as_readers_saw_it(log: Path) -> None:
         assert io.read_events(log) == (*seen, FINISH)
 
 
-def test_a_long_torn_line_is_cut(log: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_torn_line_is_cut_and_one_in_the_middle_is_an_error(
+    log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = log.read_bytes()
     log.write_bytes(before + b'{"time": 3, "detail": "' + b"x" * 200_000)
     EventWriter(log).close()
     assert log.read_bytes() == before
     assert "the last line is torn (a crash while writing) and is cut off" in caplog.text
-
-
-def test_a_broken_line_in_the_middle_is_no_crash_and_an_error(log: Path) -> None:
     log.write_bytes(log.read_bytes() + b'{"time": 3\n')
     with pytest.raises(BadInputError, match=r"events\.jsonl:5: not valid JSON"):
         io.read_events(log)

@@ -125,7 +125,7 @@ def test_modes_are_kept_and_unwritable_places_refused(tmp_path: Path) -> None:
     assert new.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_a_link_stays_and_a_pipe_is_written_not_replaced(tmp_path: Path) -> None:
+def test_a_link_stays_a_pipe_is_written_and_a_full_device_is_a_missing_service(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("target")
     files.atomic_write(tmp_path / "link", b"data")
     assert (tmp_path / "link").is_symlink()
@@ -139,9 +139,6 @@ def test_a_link_stays_and_a_pipe_is_written_not_replaced(tmp_path: Path) -> None
     assert os.read(reader, 10) == b"datamore"
     os.close(reader)
     assert pipe.is_fifo()
-
-
-def test_a_full_device_is_a_missing_service() -> None:
     with pytest.raises(ServiceMissingError, match="no space left"):
         files.atomic_write("/dev/full", b"data")
 
@@ -274,14 +271,13 @@ def test_the_environment_raises_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert "has more than 15,000 bytes" in refusal(io.read_jobs, "/dev/zero")
 
 
-def test_a_document_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+def test_documents_too_large_and_pipes_without_a_writer_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "cluster.json"
     with path.open("wb") as file:
         file.truncate(limits.DOCUMENT_BYTES + 1)
     assert refusal(io.read_cluster, path) == f"{path}: has more than 268,435,456 bytes; {ADVICE}"
-
-
-def test_a_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "WRITER_S", 0.1)
     os.mkfifo(tmp_path / "jobs")
     expected = f"{tmp_path}/jobs: is a pipe, and no process has opened it for writing within 0.1 s"

@@ -167,7 +167,7 @@ def test_a_wrong_value_names_its_row(changes: dict[str, list[Any]], expected: st
     assert problems_of_columns(**changes) == [f"profile: row 1: {expected}"]
 
 
-def test_rows_without_a_measurement_and_uneven_columns() -> None:
+def test_rows_without_a_measurement_uneven_columns_and_the_order_of_metadata(tmp_path: Path) -> None:
     failed = replace(ROW, feasible=False, step_seconds=None, samples_per_second=None)
     assert io.profile_from_columns(io.profile_to_columns([failed])) == (failed,)
     assert problems_of_columns(feasible=[False]) == [
@@ -176,9 +176,6 @@ def test_rows_without_a_measurement_and_uneven_columns() -> None:
     ]
     # Columns of different lengths are refused.
     assert problems_of_columns(gpus=[]) == ["profile: /gpus: has 0 rows, expected 1 as in the others"]
-
-
-def test_metadata_of_a_profile_comes_back_in_its_order(tmp_path: Path) -> None:
     profile = Profile((ROW,), (("torch", "2"), ("host", "é"), ("command", "")))
     io.write_profile(profile, tmp_path / "p")
     assert io.read_profile(tmp_path / "p") == profile

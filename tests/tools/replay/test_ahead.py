@@ -55,6 +55,12 @@ def test_looks_ahead_use_measurements_and_say_what_is_unknown() -> None:
     held.node_up("n0", 50.0)
     found = look_ahead(held, 50.0, SimulatedCluster(Cost(10.0), Cost(1.0), Cost(4.0))).jobs
     assert (found["a"].end_s, found["b"].end_s) == (50 + 4 + 50, 104 + 10 + 100)
+    # What a job without GPUs loses on a drained node is no GPU time.
+    held = opened(make_policy("fifo"), cluster(4, 0), job("a", gpus=0, gpu_seconds=400.0))
+    held.decide(0.0)
+    held.drain("n1", 50.0, now=True)
+    found = look_ahead(held, 50.0, FREE_CHANGES).jobs["a"]
+    assert (found.runs, found.gpus, found.start_s, found.lost_gpu_s) == (True, 0, None, 0.0)
     # What cannot be known is said.
     jobs = [job("a", gpus=4, work={"samples": 100}), job("b", gpus=4, gpu_seconds=100)]
     jobs += [job("c", gpu_seconds=100, after={"b": "ok"}), job("d", gpu_seconds=100, hold=True)]

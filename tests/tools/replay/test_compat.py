@@ -40,20 +40,14 @@ from tests.tools.replay.world import Seats, Told, ends, given, play, story
 
 def test_presets_are_off_by_default_and_need_their_inputs():
     assert compat.preset(None) == NONE == compat.Compat()
-    assert (compat.preset("pollux"), compat.preset("sia"), compat.preset("shockwave")) == (
-        POLLUX,
-        SIA,
-        SHOCKWAVE,
-    )
+    found = (compat.preset("pollux"), compat.preset("sia"), compat.preset("shockwave"))
+    assert found == (POLLUX, SIA, SHOCKWAVE)
     with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia, shockwave'):
         compat.preset("plutus")
     world = given([job("a", work={"samples": 5})], cluster(1))
     for stated, problem in (
         ({"compat": "pollux"}, "--compat pollux needs a --profile"),
-        (
-            {"compat": "pollux", "progress": "samples"},
-            "simulates epochs, not --progress samples",
-        ),
+        ({"compat": "pollux", "progress": "samples"}, "simulates epochs, not --progress samples"),
         ({"speeds": "placement"}, "--speeds placement needs a --profile"),
     ):
         with pytest.raises(UsageError, match=problem):

@@ -14,8 +14,9 @@ from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.schedule.explain import explanations
 from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.assignment import Demands
 from pliant.tools.schedule.session.session import Session
-from tests.builders import FREE_CHANGES, job
+from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.replay.world import ends
 
 GB = 10**9
@@ -52,12 +53,8 @@ def test_they_take_cores_of_one_node_and_wait_for_cores_only(policy: str) -> Non
     ]
     done = replay(inputs(trace, NODES), Run(policy, simulated=FREE_CHANGES))
     began = starts(done)
-    assert {name: began[name] for name in "abcd"} == {
-        "a": (0, "cores", 0),
-        "b": (1, "gpus", 0),
-        "c": (2, "gpus", 0),
-        "d": (100, "cores", 0),
-    }
+    found = {name: began[name] for name in "abcd"}
+    assert found == {"a": (0, "cores", 0), "b": (1, "gpus", 0), "c": (2, "gpus", 0), "d": (100, "cores", 0)}
     assert began["gpu"] == (0, "gpus", 2)
     assert ends(done) == {"a": 100, "b": 101, "c": 102, "d": 200, "gpu": 200}
 
@@ -70,11 +67,15 @@ def test_cores_of_one_are_not_those_of_another() -> None:
     assert ends(done) == {"a": 100, "gpu": 150}
     late = [prepare("b", 4, at=2.0, priority=1.0), prepare("c", 4, at=1.0), prepare("d", 4, seconds=10)]
     only = [each.model_copy(update={"nodes": ("ssd",)}) for each in late]
-    assert ends(replay(inputs(only, NODES), Run("fifo", simulated=FREE_CHANGES))) == {
-        "d": 10,
-        "b": 110,
-        "c": 210,
-    }
+    found = ends(replay(inputs(only, NODES), Run("fifo", simulated=FREE_CHANGES)))
+    assert found == {"d": 10, "b": 110, "c": 210}
+    # Small jobs that come all the time keep neither a worker nor a job of eight cores waiting for ever.
+    small = [prepare(f"s{at}", 4, at=50.0 * at, exclude=("cores",)) for at in range(6)]
+    need = {"worker": {"cpu": 8.0}}
+    for large in (job("g", at=60.0, priority=1, gpu_seconds=70, resources=need), prepare("g", 8, 60, 70)):
+        done = replay(inputs([*small, large], NODES), Run("fifo", simulated=FREE_CHANGES))
+        began = {name: time_s for name, (time_s, _, _) in starts(done).items()}
+        assert began == {"s0": 0, "s1": 50, "g": 150, "s2": 220, "s3": 220, "s4": 320, "s5": 320}
 
 
 def test_what_keeps_them_from_running_is_said(golden_text) -> None:
@@ -110,6 +111,42 @@ def test_what_keeps_them_from_running_is_said(golden_text) -> None:
         session.node_down(name, 5.0)
     lines.append(explanations(session, 5.0)["d"].reason)
     golden_text("\n".join(lines))
+
+
+def test_awaited_parameter_servers_keep_them_from_nodes_without_gpus_alone() -> None:
+    session = Session(make_policy("fifo"), NODES, CurveThroughput())
+    session.submit(prepare("a", 2), 0.0)
+    session.decide(0.0)
+    needs = {"worker": {"bandwidth": 1.0}, "ps": {"cpu": 4.0, "bandwidth": 9.0}}
+    session.submit(job("g", gpus=2, resources=needs), 1.0)
+    session.submit(prepare("b", 2, at=2.0), 2.0)
+    session.decide(2.0)
+    assert [each.placement for each in session.jobs.values()] == [(("cores", 1),), (), (("gpus", 1),)]
+    session.end("a", 3.0)
+    session.decide(3.0)
+    assert session.jobs["g"].servers == (("cores", 1),)
+
+
+def test_they_keep_away_from_places_that_failed_and_each_node_is_looked_at_once(monkeypatch) -> None:
+    session = Session(make_policy("fifo"), NODES, CurveThroughput())
+    for name in "ab":
+        session.submit(prepare(name, 3), 0.0)
+    session.withheld.bar("a", "cores/1024", 20.0)
+    session.decide(0.0)
+    assert [session.jobs[name].placement for name in "ab"] == [(("gpus", 1),), (("cores", 1),)]
+    for until_s, name in ((30.0, "cores"), (40.0, "gpus")):
+        session.withdraw(f"{name}/1024", 5.0, until_s)
+    session.lose("b", 5.0)
+    assert not session.decide(5.0)
+    session.advance(30.0)
+    assert session.has_news
+    assert [each.job.placement for each in session.decide(30.0)] == [(("cores", 1),)]
+    looks, fits = [], Demands.fits_without_gpus
+    monkeypatch.setattr(Demands, "fits_without_gpus", lambda *of: looks.append(of) or fits(*of))
+    session = Session(make_policy("fifo"), cluster(*[2] * 30), CurveThroughput())
+    for at in range(200):
+        session.submit(job(f"j{at}", gpus=0), 0.0)
+    assert (len(session.decide(0.0)), len(looks)) == (60, 60 + 30)
 
 
 def test_a_drain_and_a_lost_node_move_them_elsewhere() -> None:

@@ -388,7 +388,7 @@ def test_a_report_withholds_what_cannot_be_and_says_so():
 HOUR_S = 3600.0
 
 
-def test_documents_tables_and_figures_show_the_teams(tmp_path):
+def test_documents_tables_and_figures_show_the_teams_and_none_of_one_pool(tmp_path):
     """Ann borrows all four GPUs; bob wants his two, and her job shrinks.
 
     Bob owns two of the four GPUs once he is there; ann had them all for half an hour, then shared.
@@ -409,9 +409,6 @@ def test_documents_tables_and_figures_show_the_teams(tmp_path):
     assert [each.team for each in document(shared).runs[0].teams or ()] == ["ann", "bob"]
     assert [row[0] for row in team_sections(shared)[0].rows] == ["ann", "bob"]
     assert "teams-ares" in draw(shared)
-
-
-def test_one_pool_has_no_teams():
     report = make_report([story(submit(job("x"), 8.0), *ran("x", 0.0, 2.0, 4))])
     assert not report.runs[0].teams
     assert not team_sections(report)

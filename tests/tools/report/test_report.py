@@ -29,7 +29,7 @@ def notes(*events, **info):
     return make_report([story(*events, **info)]).runs[0].caveats
 
 
-def test_runs_are_labelled_by_what_differs():
+def test_runs_are_labelled_by_what_differs_and_fair_shares_of_some_gpus_have_a_caveat():
     assert labels([run(policy="fifo"), run(policy="ares")]) == ["fifo", "ares"]
     first = run(policy="ares", parameters={"alpha": 0.5, "pool": 2})
     second = run(policy="ares", parameters={"alpha": 0.75, "pool": 2}, seed=1)
@@ -50,9 +50,6 @@ def test_runs_are_labelled_by_what_differs():
     one, two = {"trace_hash": "ab" * 32}, {"trace_hash": "cd" * 32}
     assert labels([run(**one), run(**two)]) == ["fifo ababab", "fifo cdcdcd"]
     assert labels([run(trace="a", **one), run(trace="a", **two)]) == ["fifo a@ababab", "fifo a@cdcdcd"]
-
-
-def test_fair_shares_of_jobs_that_may_run_on_some_gpus_only_have_a_caveat():
     recorded = job("a", labels={"trace": "pai", "gpu_type": "t4"})
     assert not [text for text in notes(submit(recorded, 4.0), *ran("a", 0, 4)) if "fair shares" in text]
     nodes = mixed_cluster(t4=(4,), a100=(4,))

@@ -16,7 +16,7 @@ from pliant.tools.run.service.run import run_and_follow, run_once, run_until_don
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
-from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.requests import Order, Spool
 from pliant.tools.run.watch.job_status import status_of, statuses
 from pliant.tools.run.watch.status import Watcher, closed_lines, decide_between_runs
 from pliant.tools.schedule.decide import Question
@@ -113,6 +113,9 @@ def test_jobs_are_updated_and_requeued_also_after_their_end(site: Site) -> None:
         assert requests(site) == [], "all or none"
         order_jobs(site.state, "update", ["a"], changes={"retries": 9, "limits": {"run_seconds": 900.0}})
         order_jobs(site.state, "update", ["a"], changes=sizes(2))
+        of_type: Changes = {"gpus": {"types": ["h800"]}}
+        nowhere = Order(action="update", job="a", user="u", asked_s=0.0, changes=of_type)
+        Spool(StateDir(site.state)).give([nowhere])  # as it would be where the cluster is another since
 
     def fresh() -> None:
         (StateDir(site.state).job("a").checkpoints / "7").mkdir(parents=True)
@@ -136,10 +139,11 @@ def test_jobs_are_updated_and_requeued_also_after_their_end(site: Site) -> None:
             lambda _: site.of("c").count("fail c 0") == 2,
         ),
     )
-    starts = ["start a 1", "update a", "requeue a 0", "update a", "resume a 2", "requeue a 0", "resume a 2"]
-    assert site.of("a")[1:] == [*starts, "requeue a 0", "resume a 2", "cancel a 0"]
+    starts = ["start a 1", "update a", "requeue a 0", "update a", "update a", "resume a 2", "requeue a 0"]
+    assert site.of("a")[1:] == [*starts, "resume a 2", "requeue a 0", "resume a 2", "cancel a 0"]
     assert [line for line in site.of("c") if "c 0" in line] == ["fail c 0", "requeue c 0", "fail c 0"]
     job, files = site.log().jobs["a"], StateDir(site.state).job("a")
+    assert job.job.gpus.types is None, "of no GPU of the cluster: it stays as it is"
     assert (job.job.retries, job.job.limits.run_seconds, job.job.gpus.requested) == (9, 900.0, 2)
     assert (files.path / "checkpoints-3" / "7").is_dir()
     assert not files.from_start.exists()

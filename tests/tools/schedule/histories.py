@@ -16,12 +16,7 @@ def submitted(*jobs: Job) -> list[Event]:
 
 
 def decide_from(
-    events: Iterable[Event],
-    question: Question,
-    *,
-    now_s: float,
-    previous: Any = None,
-    **more: Any,
+    events: Iterable[Event], question: Question, *, now_s: float, previous: Any = None, **more: Any
 ) -> Schedule:
     """The next decision where a log ends; ``more`` goes to :func:`decide_from_history`."""
     events = tuple(events)

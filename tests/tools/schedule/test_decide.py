@@ -328,6 +328,10 @@ def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     found = rebuilt(*submitted(ELASTIC), measured).jobs["a"]
     assert found.observations == (Observation((2, 1), 4, 1, 0.5),)
     assert found.noise_scale == 12.0
+    # An update that makes no job, or one for no node of the cluster, leaves the job as it is.
+    for gpus in ({"requested": 20}, {"types": ["h800"]}):
+        update = Event(3.0, "update", "a", detail={"changes": {"gpus": gpus}})
+        assert rebuilt(*submitted(ELASTIC), update).jobs["a"].spec.gpus == ELASTIC.gpus
     # What comes after now is not known yet.
     held = rebuilt(*submitted(ELASTIC, job("b", at=50)), now_s=20)
     assert list(held.jobs) == ["a"]

@@ -58,7 +58,7 @@ def state(spec: Job | None = None) -> JobState:
     return JobState(spec or job(batch=64), 64, None)
 
 
-def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
+def test_without_a_placement_the_most_consolidated_one_of_known_types_is_meant() -> None:
     throughput = ByType(t4=1)
     asked = speeds(throughput, t4=(4, 4, 4))
     assert asked.consolidated(10, "t4") == (4, 4, 2)
@@ -75,9 +75,6 @@ def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
     assert not asked.is_consolidated((("n0", 2), ("n1", 2)))
     free.take((("n0", 2),))
     assert not asked.is_consolidated(free.choose(34, ["t4"]) or ())
-
-
-def test_a_type_that_the_cluster_lacks_is_named_beside_those_that_it_has() -> None:
     with pytest.raises(ValueError, match='no GPU type "h100"; there are: "t4", "a100"'):
         speeds(ByType(t4=1), t4=(4,), a100=(2,)).rate(state(), 1, "h100")
 

@@ -118,13 +118,10 @@ def test_no_gpu_is_given_twice_and_none_left_that_job_could_use(case: tuple[Shar
             assert open_gpus[rules.team_of(each)] >= each.gpus.requested
 
 
-def test_a_job_that_its_team_can_never_hold_is_refused():
+def test_a_team_is_named_by_job_user_groups_or_label_and_bounds_each_job() -> None:
     nodes = cluster(4, 4).model_copy(update={"shares": shares(a={"max": {"*": 3}})})
     found = oversized([rigid("x", 4, "a"), rigid("y", 3, "a"), rigid("z", 4, "b")], nodes)
     assert found == {"x": 'needs 4 GPUs, team "a" may hold 3'}
-
-
-def test_a_team_is_named_by_job_its_user_its_groups_or_a_label() -> None:
     rules = shares(a={}, b={"users": ("ann", "bob")}, c={"groups": ("staff",)}).model_copy(
         update={"label": "vc"}
     )

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 import psutil
@@ -22,6 +22,7 @@ ONE_THREAD: Final = dict.fromkeys(
 TORCHRUN_MODULE: Final = "pliant.tools.profile.torchrun.run_torchrun"
 RUN_TORCHRUN: Final = str(Path(__file__).with_name("run_torchrun.py"))
 ONE_WORKER: Final = str(Path(__file__).with_name("one_worker.py"))
+_WORKERS: Final = "--nproc-per-node="
 NO_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Keeps torchrun from opening a store for its workers: it would listen on every address."""
 ALONE: Final = {
@@ -98,12 +99,23 @@ def torchrun(
     return (
         *(python or sys.executable, "-P", *(("-m", TORCHRUN_MODULE) if by_module else (RUN_TORCHRUN,))),
         *rendezvous,
-        f"--nproc-per-node={workers}",
+        f"{_WORKERS}{workers}",
         *("--max-restarts", "0"),
         *("--log-dir", str(logs), "--redirects", "3"),
         "--",
         *command,
     )
+
+
+def workers_of(argv: Sequence[str]) -> int:
+    """How many workers a command of :func:`torchrun` starts; 1 of any other, whatever it says to its own."""
+    words = iter(argv)
+    if not any(
+        word == TORCHRUN_MODULE or PurePath(word).name == PurePath(RUN_TORCHRUN).name for word in words
+    ):
+        return 1
+    stated = (word.removeprefix(_WORKERS) for word in words if word.startswith(_WORKERS))
+    return next((int(number) for number in stated if number.isdecimal()), 1)
 
 
 def one_worker(script: Sequence[str], logs: Path, python: str | None = None) -> tuple[str, ...]:

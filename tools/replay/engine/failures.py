@@ -15,6 +15,7 @@ from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import Identifier, NonNegativeFloat, Record
 from pliant.schemas.job import Job
 from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.jobs import SAMPLES_WITHOUT_GPU
 from pliant.tools.schedule.rates import Speeds
 
 if TYPE_CHECKING:
@@ -136,16 +137,17 @@ def last_checkpoint_s(job: Job, since_s: float, now_s: float) -> float:
     return since_s + trained_s - trained_s % (job.checkpoint_seconds or CHECKPOINT_S)
 
 
-def failures_end_s(jobs: Sequence[Job], speeds: Speeds, progress: ProgressModel) -> float:
+def failures_end_s(jobs: Sequence[Job], speeds: Speeds, progress: ProgressModel, nodes: int = 1) -> float:
     """Until when failures are drawn: the last submission, and time for twice the work.
 
     That is twice the time of the whole cluster for all work at the requested sizes, and twice the longest
-    job. Without an end the replay would wait indefinitely for a job that can never run.
+    job; jobs that need no GPU count as if each node ran one at a time. Without an end the replay would wait
+    indefinitely for a job that can never run.
     """
     seconds = [_alone(job, speeds, progress) for job in jobs]
     gpus = max(1, sum(speeds.gpu_types.values()))
     gpu_seconds = math.fsum(
-        time_s * job.gpus.requested for job, (time_s, _) in zip(jobs, seconds, strict=True)
+        time_s * (job.gpus.requested or gpus / nodes) for job, (time_s, _) in zip(jobs, seconds, strict=True)
     )
     last_s = max((job.submit_time for job in jobs), default=0.0)
     return last_s + 2 * gpu_seconds / gpus + 2 * max((longest_s for _, longest_s in seconds), default=0.0)
@@ -154,6 +156,9 @@ def failures_end_s(jobs: Sequence[Job], speeds: Speeds, progress: ProgressModel)
 def _alone(job: Job, speeds: Speeds, progress: ProgressModel) -> tuple[float, float]:
     """Seconds at the requested size, and at the smallest or requested one, whichever takes longer."""
     state = job_state(job, speeds)
+    if job.on_cpus:
+        seconds = (progress.all_samples(state) or 0.0) / SAMPLES_WITHOUT_GPU
+        return seconds, seconds
     rates = [speeds.rate(state, gpus) for gpus in (job.gpus.requested, job.min_gpus)]
     requested_s, least_s = ((progress.all_samples(state) or 0.0) / rate if rate else 0.0 for rate in rates)
     return requested_s, max(requested_s, least_s)

@@ -203,6 +203,14 @@ def source_files(root: str) -> Iterator[str]:
             yield from (os.path.join(name, below) for below in source_files(path))
 
 
+def tracked_files(root: str) -> list[str]:
+    """The files of a repository that git tracks, with those of submodules.
+
+    :raises NoGitError: git does not say.
+    """
+    return listed(root, "ls-files", "-z", "--recurse-submodules")
+
+
 def ignored_files(root: str) -> Iterator[str]:
     """The files and whole folders of a repository that git ignores, with those of submodules, caches aside.
 

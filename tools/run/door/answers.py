@@ -228,7 +228,7 @@ class DoorAnswers:
     ) -> dict[str, Any]:
         with self._changing():
             self._check_theirs(request.jobs, who, roles, "cancel")
-            self._check_room(who, limits, 0)
+            self._check_room(who, limits, sum(map(len, request.jobs)))
             requests.cancel(self._dirs.path, request.jobs, by=who.account, view=self._view)
         return {}
 
@@ -237,7 +237,8 @@ class DoorAnswers:
     ) -> dict[str, Any]:
         with self._changing():
             view = self._check_theirs(request.jobs, who, roles, request.action)
-            self._check_room(who, limits, 0)
+            each = len(request.model_dump_json(exclude={"jobs"}, exclude_none=True))  # a file for each job
+            self._check_room(who, limits, each * len({*request.jobs}))
             if request.priority is not None and not roles.is_operator(who):
                 for job_id in filter(view.owns, request.jobs):
                     _check_priority(job_id, request.priority, limits)

@@ -409,8 +409,8 @@ def known_names(state: Path) -> own.Names:
         dirs = StateDir(state.resolve())
         return own.known_names(dirs, Spool(dirs))
     found = client.look()
-    jobs = [*(each.job for each in found.log.jobs.values()), *(job for job, _ in found.submitted)]
-    return own.Names.of(known_ids(found), jobs)
+    asked_for = (job for job, _ in found.submitted)
+    return own.Names.of(known_ids(found), found.log, asked_for, own.user_name())
 
 
 def chosen(state: Path, names: Sequence[str], only: JobFilter = EVERY_JOB) -> list[str]:

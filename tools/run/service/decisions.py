@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, PliantError, ServiceMissingError
 from pliant.schemas.event import Event
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.schedule import Allocation, Schedule
-from pliant.tools.run.service.submit import in_teams
+from pliant.tools.run.service.submit import forget_secrets, in_teams
 from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
@@ -248,6 +248,9 @@ class Arrivals:
                 cancelled += [event.job for event in made if event.event == "requeue" and event.job]
                 self.updated += [event.job for event in made if event.event == "update" and event.job]
         self._state.record(events)
+        for event in events:
+            if event.event == "reject" and event.job is not None:
+                forget_secrets(self._state.dirs, event.job)
         self._spool.settle(log, ahead)
         self._awaited = bool(self._spool.requests())
         return bool(events), cancelled
@@ -327,7 +330,8 @@ class Arrivals:
 
     def _order(self, given: Numbered, now: float) -> list[Event]:
         """The events of an order; a schedule may cover a part of the cluster, the log gets all orders."""
-        rigid, order = self._session.policy.elasticity == "none", given.order
+        rigid, given = self._session.policy.elasticity == "none", self._feasible(given)
+        order = given.order
         events = order_events(*given, now, self._state.log, rigid=rigid)
         if order.node is None or any(node.name == order.node for node in self._session.nodes):
             for event in events:
@@ -335,6 +339,16 @@ class Arrivals:
         if order.from_start and order.job is not None:
             self._state.dirs.job(order.job).begin_at_the_start()
         return events
+
+    def _feasible(self, given: Numbered) -> Numbered:
+        """The order; of an update that makes no sense on the cluster any more, one that changes nothing."""
+        order, job = given.order, self._session.jobs.get(given.order.job or "")
+        if job is None or not order.changes:
+            return given
+        if self._session.state_as(updated_if_valid(job.spec, order.changes)) is not None:
+            return given
+        _log.warning("job %s stays as it is, the cluster cannot run what an update asks for", job.id)
+        return given._replace(order=order.model_copy(update={"changes": {}}))
 
     def _cancel(self, job_id: str, uid: int | None) -> Event:
         now = self._clock()

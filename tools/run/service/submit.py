@@ -32,7 +32,7 @@ from pliant.tools.run.statedir.directory import Account, StateDir, account_name
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
-from pliant.tools.run.statedir.state import newest_by_name, no_such_job
+from pliant.tools.run.statedir.state import is_of, newest_by_name, no_such_job
 from pliant.tools.schedule.registry import policy_class
 
 _ACCOUNTS_S: Final = 5.0
@@ -91,6 +91,7 @@ def submit(
     :raises UsageError: jobs of several accounts run there, and there are such variables.
     """
     listed = [at_home(job, folder) for job in arriving_at(jobs, 0.0)]
+    _check_unnamed(listed, source)
     if by is None:
         listed = [settled(job)[0] for job in listed]
         check_runnable(listed, source, check_scripts=check_scripts)
@@ -101,12 +102,17 @@ def submit(
         listed = in_teams(listed, shares, source)
     spool = Spool(dirs)
     with spool.locked():
-        listed = _named_again(dirs, spool, listed, view)
+        listed = _named_again(dirs, spool, listed, _user(dirs, by), view)
         _check_new(state, spool, listed, source, view)
         spool.take_back({job.id for job in listed})
-        if hidden:
-            _hide(dirs, listed, hidden)
-        spool.ask_to_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
+        try:
+            if hidden:
+                _hide(dirs, listed, hidden)
+            spool.ask_to_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
+        except BaseException:
+            for job in listed if hidden else ():
+                forget_secrets(dirs, job.id)
+            raise
     return [job.id for job in listed]
 
 
@@ -124,23 +130,44 @@ def _hide(dirs: StateDir, jobs: Iterable[Job], values: Mapping[str, str]) -> Non
             os.fsync(descriptor)
 
 
+def forget_secrets(dirs: StateDir, job_id: str) -> None:
+    """Remove what :func:`_hide` wrote for a job that will not run, and its folder, so that its id is free."""
+    if not dirs.is_shared:
+        folder = dirs.job(job_id).path
+        with contextlib.suppress(OSError):
+            (folder / SECRETS).unlink()
+            folder.rmdir()
+
+
 def check_new(state: Path, jobs: Iterable[Job], source: str, now_s: float) -> list[Job]:
     """The jobs as the run of a state directory would take them up, if they were submitted.
 
     :raises BadInputError: they would be refused.
     """
     dirs, listed = StateDir(state.resolve()), [in_utc(job, now_s) for job in jobs]
+    _check_unnamed(listed, source)
     if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
         listed = in_teams(listed, shares, source)
     spool = Spool(dirs)
-    listed = _named_again(dirs, spool, listed)
+    listed = _named_again(dirs, spool, listed, _user(dirs, None))
     _check_new(state, spool, listed, source)
     return listed
 
 
-def _named_again(dirs: StateDir, spool: Spool, jobs: Sequence[Job], view: LogView | None = None) -> list[Job]:
+def _check_unnamed(jobs: Iterable[Job], source: str) -> None:
+    """:raises BadInputError: a job states a name, which is to mean another job."""
+    text = "is given by pliant where an id is used again, expected the id alone"
+    if named := [job for job in jobs if job.name is not None]:
+        raise BadInputError([Problem(source, None, "/name", f'of job "{job.id}" {text}') for job in named])
+
+
+def _named_again(
+    dirs: StateDir, spool: Spool, jobs: Sequence[Job], user: str | None, view: LogView | None = None
+) -> list[Job]:
     """The jobs, with other ids where jobs of theirs have ended, and ids in place of the names that they wait
     for. Of an array all jobs get another id or none does.
+
+    :param user: whose jobs names mean; None: all.
     """
     known = known_ids(dirs, spool, view)
     log = (view or LogView(dirs)).refresh()
@@ -148,7 +175,7 @@ def _named_again(dirs: StateDir, spool: Spool, jobs: Sequence[Job], view: LogVie
     if not used and not any(job.after for job in jobs):
         return list(jobs)
     asked = [job for request in spool.requests() for job in request.jobs]
-    ids = newest_by_name([*(each.job for each in log.jobs.values()), *asked])
+    ids = newest_by_name([*(each.job for each in log.jobs.values()), *asked], _living(known, log), user)
     before = [log.jobs.get(ids.get(job_id, job_id)) for job_id in used]
     if any(each is None or not each.ended for each in before):
         return list(jobs)
@@ -165,7 +192,7 @@ def _named_again(dirs: StateDir, spool: Spool, jobs: Sequence[Job], view: LogVie
             own = {"id": free_id(job.id, taken)}
             taken.add(own["id"])
         if own:
-            own["name"], ids[job.id] = job.name or job.id, own["id"]
+            own["name"], ids[job.id] = job.id, own["id"]
         made.append(job.model_copy(update=own))
     return [
         job.model_copy(update={"after": {ids.get(other, other): how for other, how in job.after.items()}})
@@ -173,6 +200,11 @@ def _named_again(dirs: StateDir, spool: Spool, jobs: Sequence[Job], view: LogVie
         else job
         for job in made
     ]
+
+
+def _living(known: set[str], log: RunLog) -> set[str]:
+    """The ids of jobs that have not ended."""
+    return known - (log.jobs.keys() - log.active.keys())
 
 
 def _endings(array: str, jobs: Iterable[Job]) -> list[str]:
@@ -208,6 +240,13 @@ def _uid(dirs: StateDir, by: Account | None) -> int | None:
     if by is None:
         return os.geteuid() if dirs.is_shared else None
     return by.uid
+
+
+def _user(dirs: StateDir, by: Account | None) -> str | None:
+    """Whose jobs names mean. Returns None where only one account asks."""
+    if by is None:
+        return user_name() if dirs.is_shared else None
+    return by.name
 
 
 def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
@@ -262,14 +301,18 @@ def cancel(
         raise UsageError(f"{state}: no state directory")
     spool = Spool(dirs)
     with spool.locked():
-        asked = {job_id for request in spool.requests() for job_id in request.cancelled}
-        known = known_ids(dirs, spool, view) | asked
+        is_asked = dict[str, bool]()  # by the last request about a job: a requeue may follow a cancellation
+        for request in spool.requests():
+            others = *(job.id for job in request.jobs), *([request.order.job] if request.order else ())
+            is_asked |= dict.fromkeys(filter(None, others), False) | dict.fromkeys(request.cancelled, True)
+        known = known_ids(dirs, spool, view) | is_asked.keys()
         unknown = [job_id for job_id in job_ids if job_id not in known]
         if unknown:
             raise no_such_job(state, unknown, known, "nothing was cancelled")
         if not dirs.cluster.exists():
-            spool.withdraw(job_ids)
-        if not asked.issuperset(job_ids):
+            for job_id in spool.withdraw(job_ids):
+                forget_secrets(dirs, job_id)
+        if not all(is_asked.get(job_id) for job_id in job_ids):
             spool.ask_to_cancel(job_ids, _uid(dirs, by))
 
 
@@ -365,30 +408,39 @@ class Names(NamedTuple):
     """The ids that names mean which were used again."""
 
     @classmethod
-    def of(cls, ids: Iterable[str], jobs: Iterable[Job]) -> Names:
-        """:param jobs: in order of their submissions."""
-        listed = list(jobs)
-        return cls({*ids}, by_array(listed), newest_by_name(listed))
+    def of(cls, ids: Iterable[str], log: RunLog, asked: Iterable[Job], user: str | None) -> Names:
+        """:param asked: jobs that were submitted since.
+        :param user: whose jobs are meant by a name that was used again; None: all.
+        """
+        known = {*ids}
+        jobs = {job_id: found.job for job_id, found in log.jobs.items()} | {job.id: job for job in asked}
+        listed, living = list(jobs.values()), _living(known, log)
+        return cls(known, by_array(listed, living, user), newest_by_name(listed, living, user))
 
 
 def known_names(dirs: StateDir, spool: Spool) -> Names:
     """:raises BadInputError: the log is damaged."""
     ids = known_ids(dirs, spool)
-    asked = {job.id: job for request in spool.requests() for job in request.jobs}
-    logged = {job_id: found.job for job_id, found in LogView(dirs).refresh().jobs.items()}
-    return Names.of(ids, {**logged, **asked}.values())
+    asked = [job for request in spool.requests() for job in request.jobs]
+    return Names.of(ids, LogView(dirs).refresh(), asked, _user(dirs, None))
 
 
-def by_array(jobs: Iterable[Job]) -> dict[str, list[str]]:
-    """The ids of the jobs of each array; a name that was used again means the newest one."""
+def by_array(
+    jobs: Iterable[Job], living: Collection[str] = (), user: str | None = None
+) -> dict[str, list[str]]:
+    """The ids of the jobs of each array; a name that was used again means the newest one.
+
+    Parameters as of :func:`~pliant.tools.run.statedir.state.newest_by_name`.
+    """
     by_name: dict[str, list[str]] = {}
     again: dict[str, str] = {}
     for job in jobs:
         if job.array is not None:
             by_name.setdefault(job.array.name, []).append(job.id)
-            if job.name is not None:
+            if job.name is not None and is_of(job, user):
                 again[job.name.removesuffix(f"-{job.array.index}")] = job.array.name
-    return by_name | {name: by_name[array] for name, array in again.items()}
+    ended = {name for name in again if not any(job_id in living for job_id in by_name.get(name, ()))}
+    return by_name | {name: by_name[array] for name, array in again.items() if name in ended}
 
 
 def check_against(dirs: StateDir, jobs: Iterable[Job], source: str = "jobs") -> None:
@@ -495,8 +547,9 @@ def _check_update(
     for job_id in job_ids:
         job, source = known[job_id], f"job {job_id}"
         own = [made for whose, made in earlier if whose == job_id and made is not None]
-        gpus = changes.get("gpus", {})
-        if job.elastic == "none" and gpus.get("min") != gpus.get("max"):
+        gpus = changes.get("gpus")
+        several = isinstance(gpus, Mapping) and gpus.get("min") != gpus.get("max")
+        if job.elastic == "none" and several:
             problems.append(Problem(source, None, "", "it is not elastic, so it has one number of GPUs"))
             continue
         try:

@@ -31,7 +31,7 @@ def output_file(pattern: str, job: Job, *, attempt: int | str, node: str, rank: 
     }
 
     def filled(place: re.Match[str]) -> str:
-        value = values[place[2]]
+        value = values.get(place[2], place[0])
         return str(value).zfill(int(place[1] or 0)) if isinstance(value, int) else value
 
     return os.path.join(job.workdir or os.getcwd(), PLACE.sub(filled, pattern))

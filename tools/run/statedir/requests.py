@@ -223,7 +223,7 @@ class Spool:
         self._folder = dirs.spool
         self._read: dict[str, Request] = {}
         self._has_listed = False
-        self._all_read = True
+        self.all_read = True
 
     def requests(self) -> list[Request]:
         """All requests that are not settled, in the order in which they were made.
@@ -243,7 +243,7 @@ class Spool:
             names = list(self._read)
         self._has_listed = True
         found = {name: self._read.get(name) or self._request(name) for name in names}
-        self._all_read = None not in found.values()
+        self.all_read = None not in found.values()
         self._read = {name: request for name, request in found.items() if request is not None}
         return [request for request in self._read.values() if request.asks]
 
@@ -251,21 +251,31 @@ class Spool:
         """Remove the requests that the log holds, and orders about jobs that no longer exist.
 
         While a request cannot be read, no order and no cancellation of a job that the log does not know is
-        removed: the job may be in there.
+        removed: the job may be in there. A cancellation stays until its job has arrived, and what follows a
+        requeue that the log lacks as long as that.
 
         :param to_come: jobs that were not submitted here and have not arrived.
         """
         requests = self.requests()
         asked = {job.id for request in requests for job in request.jobs}
+        requeued = set[str | None]()
         for request in requests:
             job_id = request.order.job if request.order is not None else None
             is_unknown = not any(job_id in jobs for jobs in (log.jobs, asked, to_come))
-            lost = job_id is not None and is_unknown and self._all_read
+            lost = job_id is not None and is_unknown and self.all_read
             if lost:
                 _log.warning("%s: dropped, there is no job %s any more", request.path, job_id)
-            awaits = not self._all_read and any(each not in log.jobs for each in request.cancelled)
+            awaits = any(
+                each not in log.jobs and (not self.all_read or each in asked or each in to_come)
+                for each in request.cancelled
+            )
+            awaits |= request.number not in log.executed and not requeued.isdisjoint(
+                (job_id, *request.cancelled)
+            )
             if lost or (request.is_settled(log) and not awaits):
                 request.path.unlink(missing_ok=True)
+            elif request.order is not None and request.order.action == "requeue":
+                requeued.add(job_id)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -315,10 +325,11 @@ class Spool:
                 found += os.stat(self._folder / name).st_size
         return found
 
-    def withdraw(self, job_ids: Collection[str]) -> None:
+    def withdraw(self, job_ids: Collection[str]) -> set[str]:
         """Before the first run, take jobs and orders about them out. Call it while :meth:`locked`.
 
         Jobs that were to start after one of them had finished go with it; others need not wait for it.
+        Returns the ids of all that are gone.
         """
         gone = {*job_ids}
         waiting = [job for request in self.requests() for job in request.jobs if job.after]
@@ -333,6 +344,7 @@ class Spool:
             elif request.jobs and not kept:
                 request.path.unlink()
         self._read.clear()
+        return gone
 
     def take_back(self, job_ids: Collection[str]) -> None:
         """Forget cancellations of ids that are about to be used again. Call it while :meth:`locked`."""
@@ -434,6 +446,8 @@ def unheard(
             continue
         may_have_ended = order.action == "requeue" and order.job in log.jobs
         if order.job is None or order.job in log.active or order.job in arrived or may_have_ended:
+            if order.job is not None:  # what follows a requeue finds it there
+                arrived.add(order.job)
             yield Numbered(request.number, order)
 
 

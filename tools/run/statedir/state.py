@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -25,8 +25,10 @@ from pliant.schemas.text import EPOCH_LIKE_S, counted, did_you_mean
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.contract.presence import FileClock
 from pliant.tools.run.statedir.directory import (
+    ROOT,
     Lock,
     StateDir,
+    account_name,
     check_job,
     claim,
     make_own,
@@ -250,16 +252,26 @@ def size_and_time(dirs: StateDir) -> tuple[int, float]:
     return found.st_size, found.st_mtime
 
 
-def newest_by_name(jobs: Iterable[Job]) -> dict[str, str]:
+def newest_by_name(
+    jobs: Iterable[Job], living: Container[str] = (), user: str | None = None
+) -> dict[str, str]:
     """The ids that names mean which were used again: their newest job, and the first one as ``NAME-1``.
 
     :param jobs: in order of their submissions.
+    :param living: ids of jobs that have not ended, which mean themselves.
+    :param user: whose jobs names mean, where several accounts share the run; None: all.
     """
     listed = list(jobs)
-    found = {job.name: job.id for job in listed if job.name is not None}
+    found = {job.name: job.id for job in listed if job.name is not None and is_of(job, user)}
     ids = {job.id for job in listed} if found else set()
     firsts = {f"{name}-1": name for name in found if name in ids}
-    return found | {first: name for first, name in firsts.items() if first not in ids}
+    newest = {name: job_id for name, job_id in found.items() if name not in living}
+    return newest | {first: name for first, name in firsts.items() if first not in ids}
+
+
+def is_of(job: Job, user: str | None) -> bool:
+    """Whether it is this user's, or None is given. In a shared run a job that states none is root's."""
+    return user is None or (job.user or account_name(ROOT)) == user
 
 
 def no_such_job(state: Path, unknown: Sequence[str], known: Collection[str], undone: str = "") -> UsageError:

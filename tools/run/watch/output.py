@@ -17,6 +17,7 @@ from pliant.schemas.event import ENDS, Event
 from pliant.schemas.file_io.events import LogReader, event_lines
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.text import counted
+from pliant.tools.profile.torchrun.start import workers_of
 from pliant.tools.run.backends.protocol import Handle, read_record
 from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
@@ -35,7 +36,6 @@ _THIN: Final = frozenset({"progress", "epoch"})
 Shown = Callable[[Event], Event | None]
 """What a reader sees of an event; None if it sees nothing of it."""
 _POLL_S: Final = 0.5
-_WORKERS: Final = "--nproc-per-node="
 _log = logging.getLogger("pliant")
 
 
@@ -312,10 +312,7 @@ def number_of_workers(handle: Handle) -> list[int]:
         record = read_record(handle)
     except PliantError:
         return []
-    words = [
-        [word for word in unit.argv if word.startswith(_WORKERS)] for unit in (record.units if record else ())
-    ]
-    return [int(found[0].removeprefix(_WORKERS)) if found else 1 for found in words]
+    return [workers_of(unit.argv) for unit in (record.units if record else ())]
 
 
 def files_of_rank(handle: Handle, paths: Sequence[Path], rank: int) -> list[Path]:

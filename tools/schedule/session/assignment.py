@@ -17,7 +17,7 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.session.holdings import Holding
+from pliant.tools.schedule.session.holdings import Holding, Transition
 from pliant.tools.schedule.session.withheld import Withheld
 
 DemandsOf = Callable[[Mapping[str, Target]], "Demands"]
@@ -33,6 +33,15 @@ class PlacementTakenError(Exception):
         super().__init__(job_id)
         self.job_id = job_id
         self.placement = placement
+
+
+class NoPlaceError(Exception):
+    """Jobs that wait have no place on the nodes that they may run on, even after all moves."""
+
+    def __init__(self, job_ids: Sequence[str]) -> None:
+        super().__init__(*job_ids)
+        self.job_ids = job_ids
+        self.rejected: Sequence[Transition] = ()
 
 
 def differs(job: JobState, target: Target) -> bool:
@@ -84,6 +93,7 @@ def assign(
     :param cut: jobs that have just given up GPUs: what they kept is theirs, also where others would be closer
         together with it, so that they train on.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
+    :raises NoPlaceError: for jobs that may run on some nodes of a type only.
     """
     limits = withheld or Withheld()
     moving = targets
@@ -204,10 +214,19 @@ def _attempt(
                 free.take(place.placement)
                 taken.append(place.placement)
             places[job_id] = place
-    except PlacementTakenError:
+        _check_homes(moving, places, jobs)
+    except (PlacementTakenError, NoPlaceError):
         _undo(left, taken, free)
         raise
     return places, None
+
+
+def _check_homes(
+    moving: Mapping[str, Target], places: Mapping[str, Holding], jobs: Mapping[str, JobState]
+) -> None:
+    without = [jobs[job_id] for job_id in moving if job_id not in places]
+    if homeless := [job.id for job in without if job.barred and not job.gpus]:
+        raise NoPlaceError(homeless)
 
 
 def _keeps(job: JobState, world: _World) -> bool:
@@ -362,7 +381,7 @@ class Demands:
 
     def useful_on(self, job: JobState, index: int, spare: int) -> int:
         """How many of the free GPUs of a node its CPUs, memory and bandwidth are enough for."""
-        return fitting(self._left_on(index), job.spec.resources.worker, spare)
+        return fitting(self.left_on(index), job.spec.resources.worker, spare)
 
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
         """Free GPUs of no use to the job: their node lacks what its workers need."""
@@ -375,26 +394,18 @@ class Demands:
                 found.append((node.name, useless))
         return tuple(found)
 
-    def node_for(self, job: JobState, names: Iterable[str]) -> str | None:
-        """Book the first of these nodes that has room for a job without GPUs. Returns None if none has.
+    def fits_without_gpus(self, index: int, demand: Amounts) -> bool:
+        """Whether a node has room for one more job without GPUs.
 
         A node that states no cores has room for as many such jobs as it has GPUs, at least one.
         """
-        constraint, demand = self._capacities.constraint_of(job.spec), job.spec.resources.worker
-        for name in names:
-            index = self._index[name]
-            node = self._capacities.nodes[index]
-            full = node.cpus is None and self._on_cpus[index] >= max(1, node.gpus)
-            if full or (constraint is not None and not constraint.allows(node)):
-                continue
-            if fitting(self._left_on(index), demand, 1):
-                self.book(job, ((name, 1),), ())
-                return name
-        return None
+        node = self._capacities.nodes[index]
+        full = node.cpus is None and self._on_cpus[index] >= max(1, node.gpus)
+        return not full and fitting(self.left_on(index), demand, 1) > 0
 
     def fits(self, job: JobState, place: NodeGpus) -> bool:
         demand = job.spec.resources.worker
-        return all(fitting(self._left_on(self._index[name]), demand, count) == count for name, count in place)
+        return all(fitting(self.left_on(self._index[name]), demand, count) == count for name, count in place)
 
     def take(self, job: JobState, place: NodeGpus, named: NodeGpus | None, free: FreeGpus) -> NodeGpus | None:
         """Book a place and return nodes for the parameter servers; None if there is no room for them.
@@ -432,12 +443,13 @@ class Demands:
     def _server_nodes(self, demand: Amounts) -> Sequence[int]:
         """Nodes without GPUs, most room first, so that jobs stay apart."""
         servers = [index for index, node in enumerate(self._capacities.nodes) if not node.gpus]
-        return sorted(servers, key=lambda index: (-fitting(self._left_on(index), demand, MANY), index))
+        return sorted(servers, key=lambda index: (-fitting(self.left_on(index), demand, MANY), index))
 
     def _room(self, name: str, demand: Amounts, most: int) -> int:
-        return fitting(self._left_on(self._index[name]), demand, most)
+        return fitting(self.left_on(self._index[name]), demand, most)
 
-    def _left_on(self, index: int) -> Amounts:
+    def left_on(self, index: int) -> Amounts:
+        """What is left of a node, of the resources that it states."""
         return self._left.get(index, self._capacities.of_node[index])
 
     def book(self, job: JobState, place: NodeGpus, servers: NodeGpus, sign: int = 1) -> None:

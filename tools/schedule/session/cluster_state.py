@@ -335,10 +335,8 @@ class ClusterState:
         :param spec: of the same work; what it holds stays. One that makes no sense here changes nothing.
         :raises KeyError: the job is not active.
         """
-        job, time_s = self.jobs[job_id], self._at(time_s)
-        try:
-            new = self._state_of(self.capacities.without_what_never_fits(spec))
-        except (BadInputError, ArithmeticError):  # it was checked when it was ordered, on the cluster then
+        job, time_s, new = self.jobs[job_id], self._at(time_s), self.state_as(spec)
+        if new is None:
             return
         self._note("cancelled", time_s, job=job)
         before = job.requested
@@ -350,6 +348,13 @@ class ClusterState:
             self._arrive(job, time_s)
         else:
             self._come_in(job, time_s, was_in=True, more=job.requested > before)
+
+    def state_as(self, spec: Job) -> JobState | None:
+        """What a job becomes that asks for something else; None: it makes no sense on this cluster."""
+        try:
+            return self._state_of(self.capacities.without_what_never_fits(spec))
+        except (BadInputError, ArithmeticError):  # it was checked when it was ordered, on the cluster then
+            return None
 
     def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
         """Change the priority of a job.
@@ -483,7 +488,7 @@ class ClusterState:
         :raises ValueError: no GPU of the node is free.
         """
         node, time_s = self.free.node(node_of(slot)), self._at(time_s)
-        if slot not in self.withheld.out_of_service and _is_of_gpu(slot):
+        if slot not in self.withheld.out_of_service and is_of_gpu(slot):
             if node.up:
                 self.free.take(((node.name, 1),))
             self._resize(node, -1, time_s)
@@ -501,7 +506,7 @@ class ClusterState:
 
     def _put_back(self, slot: str, time_s: float) -> None:
         node = self.free.node(node_of(slot))
-        if not _is_of_gpu(slot):
+        if not is_of_gpu(slot):
             return
         self._resize(node, 1, time_s)
         self.free.give(((node.name, 1),))
@@ -509,6 +514,7 @@ class ClusterState:
     def _at(self, time_s: float) -> float:
         self.now_s = now_s = time_s if time_s > self.now_s else self.now_s
         if now_s >= self.withheld.next_s:
+            self.cores_change = self.cores_change or bool(self.commands.on_cpus)
             for until_s, slot in self.withheld.expire(now_s):
                 self._put_back(slot, until_s)
         return now_s
@@ -749,7 +755,7 @@ make: Final = tuple.__new__
 """Makes a named tuple in half the time."""
 
 
-def _is_of_gpu(slot: str) -> bool:
+def is_of_gpu(slot: str) -> bool:
     """Whether a slot is one of the node's GPUs, and not a place of a job without GPUs, which come behind."""
     return int(slot.rpartition("/")[2]) < MOST_OF_NODE
 

@@ -145,4 +145,4 @@ class Commands:
         """How many of these jobs neither wait nor are held, and their GPUs."""
         kept = (self.held, self.awaiting, self.in_line, self.limited)
         inside = [job for job in own if not any(job.id in each for each in kept)]
-        return len(inside), sum(max(job.gpus, job.spec.gpus.requested) for job in inside)
+        return len(inside), sum(max(job.log_gpus, job.spec.gpus.requested) for job in inside)

@@ -104,6 +104,7 @@ class TeamParts:
         self._looks_ahead = False
         self._entitled: dict[Owner, Entitlement] = {}
         self._claims: dict[Owner, Claim] = {}
+        self._hidden: Sequence[JobState] = ()
         # Free GPUs by type that owners get before others: those that were taken back for them.
         self._owed: dict[tuple[Owner, str], int] = {}
         # Owners for whose jobs CPUs, memory or bandwidth were taken back: they are placed before others.
@@ -118,8 +119,14 @@ class TeamParts:
 
     # What owners are entitled to, and what must come back.
 
-    def reclaim(self, jobs: Iterable[JobState], time_s: float) -> list[Holding]:
-        """What jobs are to hold instead, so that each owner can have what it is entitled to."""
+    def reclaim(
+        self, jobs: Iterable[JobState], time_s: float, hidden: Sequence[JobState] = ()
+    ) -> list[Holding]:
+        """What jobs are to hold instead, so that each owner can have what it is entitled to.
+
+        :param hidden: jobs that no policy sees, and which keep the CPUs, memory and bandwidth that they hold.
+        """
+        self._hidden = hidden
         total = gpus_by_type(self._nodes)
         claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
         self._look_at_declined(claims, time_s)
@@ -244,7 +251,12 @@ class TeamParts:
             return {}
         running = {job.id: job for claim in self._claims.values() for job in claim.running}
         spare = _Spare(
-            wait.job, kind, nodes=self._nodes, running=running, cuts=cuts, capacities=self._capacities
+            *(wait.job, kind),
+            nodes=self._nodes,
+            running=running,
+            cuts=cuts,
+            capacities=self._capacities,
+            hidden=self._hidden,
         )
         need = wait.least - spare.workers()
         if need <= 0:
@@ -769,11 +781,12 @@ class _Spare:
         running: Mapping[str, JobState],
         cuts: Mapping[str, Holding],
         capacities: Capacities,
+        hidden: Iterable[JobState],
     ) -> None:
         self._job, self._cuts = job, cuts
         self._free = {node.name: node.gpus for node in nodes if node.up and node.gpu_type == kind}
         self._index = {node.name: node.index for node in nodes}
-        self._demands = Demands(capacities, self._index, ())
+        self._demands = Demands(capacities, self._index, hidden)
         self._running = running
         self._change(running, 1)
 

@@ -52,7 +52,7 @@ _PARTS: Final = frozenset(
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
         *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
         *("commands", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut", "_trims"),
-        *("_to_come", "_alike", "_outlasts_ends", "_unseen"),
+        *("_to_come", "_alike", "_outlasts_ends", "_unseen", "_without_at_s"),
     )
 )
 """Attributes of a session that its maker gives it, or that are kept in another form."""

@@ -6,16 +6,17 @@ one by simulated events. None of them asks which policy it holds.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pliant.schemas.cluster import Cluster, Preemptible
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.jobs import JobState, Phase
+from pliant.tools.schedule.jobs import JobState, NodeGpus, Phase
 from pliant.tools.schedule.policy import (
     Decision,
     Explanation,
@@ -28,6 +29,7 @@ from pliant.tools.schedule.policy import (
 )
 from pliant.tools.schedule.session.assignment import (
     Demands,
+    NoPlaceError,
     PlacementTakenError,
     assign,
     changes_gpus,
@@ -37,9 +39,11 @@ from pliant.tools.schedule.session.assignment import (
     may_get_fewer,
     start,
 )
-from pliant.tools.schedule.session.cluster_state import ClusterState, make
+from pliant.tools.schedule.session.cluster_state import ClusterState, is_of_gpu, make
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
+from pliant.tools.schedule.session.on_cpus import CpuStarts
 from pliant.tools.schedule.session.rules import RuleBook
+from pliant.tools.schedule.session.withheld import node_of
 from pliant.tools.schedule.snapshot import ENDS, Change, Snapshot
 
 if TYPE_CHECKING:
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS: Final = 10
 """What the policy of one team leaves is offered to others so often at one decision."""
+_PAUSE_S: Final = 0.2
+"""For each job, before a copy of a policy is asked what to do without some."""
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
 
 
@@ -117,6 +123,8 @@ class Session(ClusterState):
         self._unseen: list[Change] = []
         # Jobs that wait although the policy gave them GPUs; its next snapshot says so.
         self._refused: list[Change] = []
+        # Not before is a copy of the policy asked what to do without some jobs.
+        self._without_at_s = -math.inf
         # Jobs that have given GPUs back to other teams in the present decision.
         self._cut: set[str] = set()
 
@@ -160,7 +168,7 @@ class Session(ClusterState):
 
     def update(self, job_id: str, time_s: float, spec: Job) -> None:
         super().update(job_id, time_s, spec)
-        self.jobs[job_id].is_pinned = self._dwell.pins and not spec.can_save
+        self.jobs[job_id].is_pinned = self._dwell.pins and not self.jobs[job_id].spec.can_save
         self._outlasts_ends = False
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -216,13 +224,8 @@ class Session(ClusterState):
         seen = self.snapshot(time_s)
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
-        try:
-            decision = self._asked.decide(seen, self.rng)
-        except (Exception, SystemExit) as error:
-            blame(type(self.policy), error)
-            raise
+        decision = self._answer(self._asked, seen)
         self._refused, self.kept_until_s = [], {}
-        self._rules.check_form(decision)
         self.changes_seen += len(self.changes)
         self.changes.clear()
         self.ask_again_s = decision.ask_again_s
@@ -232,7 +235,10 @@ class Session(ClusterState):
         if not decision.targets and not decision.rejected:
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
-        done = self._apply(decision, time_s)
+        try:
+            done = self._apply(decision, time_s)
+        except NoPlaceError as error:
+            done = self._decide_without(error, decision, time_s)
         if self._outlasts_ends:
             self._outlasts_ends = self.ask_again_s is None and self._is_as_decided(decision, len(done))
         if freed:
@@ -241,11 +247,122 @@ class Session(ClusterState):
             self.ask_again_s = math.nextafter(time_s, math.inf)  # their user's limit has room now
         return done
 
+    def _answer(self, asked: Policy | TeamParts, seen: Snapshot) -> Decision:
+        try:
+            decision = asked.decide(seen, self.rng)
+        except (Exception, SystemExit) as error:
+            blame(type(self.policy), error)
+            raise
+        self._rules.check_form(decision)
+        return decision
+
+    def _decide_without(
+        self, homeless: NoPlaceError | None, decision: Decision, time_s: float
+    ) -> list[Transition]:
+        """Ask what else to do where waiting jobs find no place on the only nodes that they may run on.
+
+        Nothing stops for them, and GPUs that they cannot use are for others. A copy of the policy answers:
+        the policy itself goes on to see these jobs, and knows the same after a restart.
+
+        Among many jobs that takes long, so it is done ever so often, and in between jobs start beside those
+        that run, as far as the decision allows.
+
+        :param decision: of which only the rejections were carried out.
+        """
+        self._outlasts_ends, self.quiet_until_s = False, -math.inf
+        if homeless is not None and time_s < self._without_at_s:
+            return self._start_beside(homeless, decision, time_s)
+        self._without_at_s = time_s + len(self.in_play) * _PAUSE_S
+        asked, named = self._copy_of_asked(), dict.fromkeys(decision.targets)
+        done, told, hidden = list[Transition](), 0, set[str]()
+        while homeless is not None:
+            done += homeless.rejected
+            jobs, new = self.in_play, self._without_place(homeless.job_ids, decision)
+            hidden.update(new)
+            left = {job_id: job for job_id, job in jobs.items() if job_id not in hidden}
+            changes = [*self.changes[told:], *(Change(time_s, "cancelled", jobs[job_id]) for job_id in new)]
+            changes += [Change(time_s, "lost", left[job_id]) for job_id in decision.targets if job_id in left]
+            told = len(self.changes)
+            try:
+                decision = self._answer(asked, self.snapshot(time_s)._replace(jobs=left, changes=changes))
+                self._rules.check(decision, left, self.free.by_type, self.up_gpus)
+                named.update(dict.fromkeys(decision.targets))
+                done, homeless = [*done, *self._apply(decision, time_s)], None
+            except NoPlaceError as error:
+                homeless = error
+            except PolicyError:
+                self.turned_away.update({each.job.id: each.reason for each in done})
+                raise
+            self._ask_again_by(decision.ask_again_s)
+            self.admissions = {**self.admissions, **decision.admissions}
+        self._refused += [
+            Change(time_s, "lost", self.jobs[job_id]) for job_id in named if job_id in self.jobs
+        ]
+        return done
+
+    def _start_beside(
+        self, homeless: NoPlaceError | None, decision: Decision, time_s: float
+    ) -> list[Transition]:
+        """Carry out what a decision says of waiting jobs that have a place while nothing stops."""
+        plain = {
+            job_id: target
+            for job_id, target in decision.targets.items()
+            if not self.jobs[job_id].gpus and target.placement is None and target.beside is None
+        }
+        done = list[Transition]()
+        while homeless is not None:
+            done += homeless.rejected
+            for job_id in homeless.job_ids:
+                plain.pop(job_id, None)
+            left, targets = sum(self.free.by_type.values()), {}
+            for job_id, target in plain.items():
+                if target.gpus <= left:
+                    targets[job_id], left = target, left - target.gpus
+            try:
+                done, homeless = [*done, *self._apply(Decision(targets), time_s)], None
+            except NoPlaceError as error:
+                homeless = error
+        self._ask_again_by(self._without_at_s)
+        self._refused += [Change(time_s, "lost", self.jobs[job_id]) for job_id in decision.targets]
+        return done
+
+    def _ask_again_by(self, at_s: float | None) -> None:
+        self.ask_again_s = min((each for each in (at_s, self.ask_again_s) if each is not None), default=None)
+
+    def _copy_of_asked(self) -> Policy | TeamParts:
+        """The policy as it is now; it shares what belongs to the session."""
+        parts = (
+            self.cluster,
+            self.speeds,
+            self.capacities,
+            self.free,
+            self.forecast,
+            self.oracle,
+            self.usage,
+        )
+        shared = (*parts, self.nodes, *self.nodes, *self.jobs.values(), *self._to_come.values())
+        return copy.deepcopy(self._asked, {id(thing): thing for thing in shared})
+
+    def _without_place(self, homeless: Sequence[str], decision: Decision) -> dict[str, None]:
+        """These jobs, and others that wait and for which the nodes that they may run on have too few left."""
+        total, rigid = sum(self.free.by_type.values()), self.policy.elasticity == "none"
+        left: dict[int, int] = {}
+        found = dict.fromkeys(homeless)
+        for job_id, job in self.in_play.items():
+            if not job.barred or job.gpus or job_id in decision.targets:
+                continue
+            where = id(job.barred)  # the same for all jobs that may run on the same nodes
+            if where not in left:
+                left[where] = total - sum(self.free.free_on(self.nodes[index].name) for index in job.barred)
+            if left[where] < (job.requested if rigid else job.min_gpus):
+                found[job_id] = None
+        return found
+
     def _start_on_cpus(self, time_s: float) -> list[Transition]:
         """Start jobs that need no GPU wherever nodes have cores and memory left, first those that come first.
 
         They keep what they have until they end. Nodes without GPUs are taken first, then those with the
-        fewest GPUs free.
+        fewest GPUs free, none of which a place of such jobs is out of service.
         """
         commands, jobs = self.commands, self.jobs
         waiting = [
@@ -257,16 +374,23 @@ class Session(ClusterState):
         ]
         if not waiting:
             return []
-        left = self._left_by_others({})
-        up = [node for node in self.nodes if node.up]
-        up.sort(key=lambda node: (node.made_gpus > 0, self.free.free_on(node.name), node.index))
-        done = []
-        for job in sorted(waiting, key=lambda job: job.turn):
-            node = left.node_for(job, (node.name for node in up))
-            if node is not None:
-                change = self._change(job, ((node, 1),), job.global_batch, time_s)
-                done += [] if change is None else [change]
-        return done
+        closed = {node_of(slot) for slot in self.withheld.out_of_service if not is_of_gpu(slot)}
+        open_nodes = [node for node in self.nodes if node.up and node.name not in closed]
+        open_nodes.sort(key=lambda node: (node.made_gpus > 0, self.free.free_on(node.name), node.index))
+        places = CpuStarts(open_nodes, self._left_by_others({}), self.free, self.capacities, self.withheld)
+        starts = places.starts(waiting, self._could_start())
+        found = [self._change(job, ((node.name, 1),), job.global_batch, time_s) for job, node in starts]
+        return [change for change in found if change is not None]
+
+    def _could_start(self) -> Iterator[tuple[JobState, int]]:
+        """Jobs with demands that wait though enough GPUs are free, and the fewest that they start on."""
+        by_type, rigid = self.free.by_type, self.policy.elasticity == "none"
+        for job in self.in_play.values():
+            if job.gpus or not job.takes_room or self.withheld.held_until_s(job.id) is not None:
+                continue
+            least = job.requested if rigid else job.min_gpus
+            if any(count >= least and job.may_use(kind) for kind, count in by_type.items()):
+                yield job, least
 
     def _is_as_decided(self, decision: Decision, changes: int) -> bool:
         """Whether a decision was carried out whole."""
@@ -397,10 +521,11 @@ class Session(ClusterState):
             left += self.adopt(self._guests(), time_s)
             self._parted = True
         if self._parts is not None:
-            bound = [self.jobs[job_id] for job_id in self.commands.bound]
+            bound = [job for job_id in self.commands.bound if (job := self.jobs[job_id]).requested]
             lent = self._parts.reclaim_bound(bound, self.in_play.values(), self.commands.drained, time_s)
             left += self.adopt(lent, time_s) if lent else []
-            lent = self._parts.reclaim(self.in_play.values(), time_s)
+            hidden = [job for job_id, job in self.jobs.items() if job.gpus and self.commands.hides(job_id)]
+            lent = self._parts.reclaim(self.in_play.values(), time_s, hidden)
             left += self.adopt(lent, time_s) if lent else []
             self._cut |= {each.job_id for each in lent if each.placement}
         if not left:
@@ -426,6 +551,9 @@ class Session(ClusterState):
         targets = self._to_change(decision, time_s)
         try:
             places = self._assign(targets)
+        except NoPlaceError as error:
+            error.rejected = transitions
+            raise
         except PolicyError:  # the rejected jobs have left
             self.turned_away.update(decision.rejected)
             raise
@@ -456,8 +584,7 @@ class Session(ClusterState):
         if len(targets) == 1:  # one job starts, as most often
             ((job_id, target),) = targets.items()
             if is_plain_start(job := jobs[job_id], target):
-                begun = self._start(job, target, time_s)
-                return [] if begun is None else [begun]
+                return self._start_and_stop(targets, time_s)
         freed = []
         for job_id, target in targets.items():
             job = jobs[job_id]
@@ -472,27 +599,44 @@ class Session(ClusterState):
                 return None
         for placement in freed:
             self.free.give(placement)
+        return self._start_and_stop(targets, time_s, freed)
+
+    def _start_and_stop(
+        self, targets: Mapping[str, Target], time_s: float, freed: Sequence[NodeGpus] = ()
+    ) -> list[Transition]:
+        """:param freed: what the jobs that stop have given back already."""
+        jobs = self.jobs
+        places = {job_id: self._place_of(jobs[job_id], target) for job_id, target in targets.items()}
+        homeless = [job_id for job_id, place in places.items() if place is None and jobs[job_id].barred]
+        if homeless and time_s < self._without_at_s and not freed:
+            self._refused += [Change(time_s, "lost", jobs[job_id]) for job_id in homeless]
+            self._ask_again_by(self._without_at_s)
+        elif homeless:
+            for taken in filter(None, places.values()):
+                self.free.give(taken)
+            for placement in freed:
+                self.free.take(placement)
+            raise NoPlaceError(homeless)
         done = []
-        for job_id, target in targets.items():
+        for job_id, place in places.items():
             job = jobs[job_id]
-            change = self._start(job, target, time_s) if target.gpus else self._stop(job, time_s)
-            if change is not None:
-                done.append(change)
+            if place:
+                batch = targets[job_id].global_batch or job.global_batch
+                done.append(self._begin(job, place, batch, time_s))
+            elif place is not None:
+                done.append(self._stop(job, time_s))
         return sorted(done, key=_frees_first) if len(done) > 1 else done
 
-    def _start(self, job: JobState, target: Target, time_s: float) -> Transition | None:
-        """Returns None if there is no place for it."""
+    def _place_of(self, job: JobState, target: Target) -> NodeGpus | None:
+        """Taken from the free GPUs; empty if it stops. Returns None if there is no place for it."""
+        if not target.gpus:
+            return ()
         if (trims := self._trims) or not job.any_number:
             target = self._useful(job, target)
             if not target.gpus:
                 return None
         accumulates = self.policy.accumulates
-        place = start(job, target, self.free, self.speeds, sizes_jobs=trims, accumulates=accumulates)
-        if place is None:
-            if job.barred:
-                self._refused.append(Change(time_s, "lost", job))
-            return None
-        return self._begin(job, place, target.global_batch or job.global_batch, time_s)
+        return start(job, target, self.free, self.speeds, sizes_jobs=trims, accumulates=accumulates)
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
         """The targets that differ from what jobs have and that the dwell rule allows now.
@@ -514,7 +658,7 @@ class Session(ClusterState):
             if again_s == math.inf:
                 self.quiet_until_s = -math.inf  # it is not as the policy decided
                 return targets
-            self.ask_again_s = again_s if self.ask_again_s is None else min(again_s, self.ask_again_s)
+            self._ask_again_by(again_s)
             self.quiet_until_s = min(again_s, self.quiet_until_s)
         return targets
 
@@ -560,7 +704,7 @@ class Session(ClusterState):
             raise PolicyError.broke_rule(self.policy.name, what) from None
 
     def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
-        staying = (job for job in self.jobs.values() if job.gpus and job.takes_room)
+        staying = (job for job in self.jobs.values() if job.gpus and (job.takes_room or not job.requested))
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
 
 

@@ -11,7 +11,7 @@ from pliant.schemas.errors import JobsFailedError
 from pliant.tools.profile.measuring import launch as launching
 from pliant.tools.profile.measuring.launch import Script, environment, failure, launch
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, Point
-from pliant.tools.profile.torchrun.start import NO_STORE, RUN_TORCHRUN, standalone, torchrun
+from pliant.tools.profile.torchrun.start import NO_STORE, RUN_TORCHRUN, standalone, torchrun, workers_of
 from pliant.tools.run import progress
 from tests.tools.run.site import until
 
@@ -25,6 +25,9 @@ def test_the_command_and_environment_of_workers() -> None:
         *("--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts", "0"),
         *("--log-dir", "logs", "--redirects", "3", "--", "train.py", "--depth", "3"),
     )
+    own = ("torchrun", "--nproc-per-node=gpu", "train.py")
+    inside = ("podman", "run", "image", *torchrun(own, 3, (), Path("logs"), "python3", by_module=True))
+    assert [workers_of(argv) for argv in (inside, own, ("torchrun", "--nproc-per-node=2", "x"))] == [3, 1, 1]
     # The environment of workers.
     script = Script("net", ("train.py",), env={"A": "1", "CUDA_VISIBLE_DEVICES": "0"}, slots="cpu")
     found = environment(script, Path("request.json"))

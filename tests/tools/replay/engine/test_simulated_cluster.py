@@ -183,6 +183,8 @@ def test_failures_are_drawn_or_read_for_each_node() -> None:
     held = given(trace, cluster(2))
     speeds = Session(Fifo(), held.cluster, held.throughput).speeds
     assert failures.failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
+    jobs = [*held.jobs, job("c", gpus=0, gpu_seconds=400)]  # on four nodes
+    assert failures.failures_end_s(jobs, speeds, SampleProgress(), 4) == 50 + 130 + 2 * 400 / 4 + 2 * 400
 
     # A node is down while a file or the dice have it down.
     def turns(*times_s: float) -> list[NodeEvent]:

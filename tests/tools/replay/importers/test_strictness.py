@@ -262,7 +262,7 @@ def test_packed_or_marked_it_is_the_same_trace(tmp_path: Path, monkeypatch, data
     assert found == [("1", "vgg19", 328.0), ("2", "vgg,19", 100.0)]
 
 
-def test_columns_and_times_that_cannot_be_are_named(tmp_path: Path) -> None:
+def test_columns_and_times_that_cannot_be_are_named_others_are_what_they_say(tmp_path: Path) -> None:
     path = text(tmp_path, "jobs.csv", f"{TIRESIAS},duration", "1,2,30,606,vgg19,164,30,7")
     assert problems(tmp_path, "tiresias", path) == ["jobs.csv:1: has more than one column duration"]
     time, spent = "2020-04-04 11:25:35", "2020-04-04 11:30:35,2020-04-04 12:30:35,60,0"
@@ -282,9 +282,6 @@ def test_columns_and_times_that_cannot_be_are_named(tmp_path: Path) -> None:
         path = text(tmp_path, "jobs.csv", TIRESIAS, f'1,2,"{field}",606,vgg19,164,30')
         (problem,) = problems(tmp_path, "tiresias", path)
         assert problem.startswith("jobs.csv:2: /submit_time: ")
-
-
-def test_times_with_zones_are_what_they_say(tmp_path: Path) -> None:
     times = {"a": "2020-04-04 10:00:00", "b": "2020-04-04T12:30:00+02:00", "c": "2020-04-04T11:00:00Z"}
     row = "{},u,v,1,4,1,COMPLETED,{},2020-04-04 12:00:00,2020-04-04 13:00:00,60,0"
     rows = [row.format(*each) for each in times.items()]

@@ -64,6 +64,8 @@ EXPORTS = {
         "job {0},T4,4,{0}00,{0}50,900",
     ),
 }
+CHANGES = {"csv": "blue red", "helios": "50, 60,", "acme": "SFT x", "swf": "-1\n 7\n"}
+CHANGES |= {"alibaba-v2023": "T4 P4", "philly": '"a" "b"'}
 
 
 @pytest.mark.parametrize("kind", [*EXPORTS, "philly"])
@@ -88,13 +90,9 @@ def test_rows_of_exports_that_overlap_count_once(tmp_path: Path, kind: str, odd:
     assert result.summary.joined == {"are there before": 1}
     assert result.summary.dropped.total() == 2 * odd
     # A row that differs in what is no fact of time or size is another job.
-    if kind in ("philly", "swf"):
-        changes = ('"user": "u"', '"user": "u", "vc": "w"') if kind == "philly" else ("-1 -1\n", "-1 7\n")
-    else:
-        changes = {"csv": ("blue", "red"), "acme": ("SFT", "x"), "helios": ("50,", "60,")}.get(
-            kind, ("T4", "P4")
-        )
-    other = text(tmp_path, "other", Path(files[0]).read_text(encoding="utf-8").replace(*changes))
+    other = text(
+        tmp_path, "other", Path(files[0]).read_text(encoding="utf-8").replace(*CHANGES[kind].split(" "))
+    )
     result = run(tmp_path, kind, files[0], other, lenient=odd, mapping=MAP if kind == "csv" else None)
     assert [job.id[-2:] == "-2" for job in result.jobs] == [False, True] * 2
 
@@ -201,7 +199,7 @@ def imported(folder: Path, path: str, **more: Any) -> tuple[list[Down], ImportSu
     return [(event.time_s, event.node, event.up) for event in read_failures(str(out))], summary
 
 
-def test_faults_and_counts_become_outages_of_nodes(tmp_path: Path) -> None:
+def test_faults_and_counts_become_outages_of_nodes_of_a_cluster_and_span(tmp_path: Path) -> None:
     # Two faults of one server overlap from day 2 to day 3; the other's ends without having begun.
     rows = ((1, "b", "start"), (2, "b", "start"), (3, "b", "end"), (3.5, "a", "end"), (4, "b", "end"))
     cluster = tmp_path / "cluster.json"
@@ -218,9 +216,6 @@ def test_faults_and_counts_become_outages_of_nodes(tmp_path: Path) -> None:
     assert imported(tmp_path, spot)[0] == [(60.0, "n1", False)]
     seconds = text(tmp_path, "spot.csv", "time,instances", "0,2", "60000,1")
     assert imported(tmp_path, seconds)[0] == [(60000.0, "n1", False)]
-
-
-def test_outages_fit_a_given_cluster_and_span(tmp_path: Path) -> None:
     cluster = tmp_path / "mine.json"
     io.write_cluster(Cluster(nodes=(Node(name="gpu-{}", gpus=4, count=1),)), cluster)
     rows = ((0.5, "x", "start"), (1, "y", "start"))

@@ -191,10 +191,7 @@ def test_the_gpus_of_a_machine_are_found_by_uuid(tmp_path: Path) -> None:
     assert allowed == ["char-pts", "block-sd", "block-rd", f"{tmp_path}/nvidia0"]
 
 
-NODES = (
-    {"name": "n0", "gpus": 4, "memory": 1000, "cpus": 8},
-    {"name": "n1", "gpus": 4},
-)
+NODES = ({"name": "n0", "gpus": 4, "memory": 1000, "cpus": 8}, {"name": "n1", "gpus": 4})
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.door import opening
+from pliant.tools.run.door.answers import DoorAnswers
 from pliant.tools.run.door.letters import LETTER, Munge, about, address_of, answers_of, letters_of, send
 from pliant.tools.run.door.opening import opened_door
-from pliant.tools.run.door.protocol import SOCKET, as_line, read_line, value_in
-from pliant.tools.run.door.roles import read_roles
+from pliant.tools.run.door.protocol import SOCKET, OrderJobs, as_line, read_line, value_in
+from pliant.tools.run.door.roles import AccountLimits, Person, Roles, read_roles
+from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
-from tests.builders import cluster
+from pliant.tools.run.statedir.requests import Spool
+from tests.builders import cluster, job
 from tests.cli.calling import call
 from tests.leftovers import started
 from tests.tools.run.door.people import (
@@ -185,6 +188,24 @@ def test_limits_of_jobs_bytes_and_priority_are_named(run: Shared):
         done = run.by(BOB, words, stdin=given)
         assert (done.exit_code, done.stdout, named in done.stderr) == (code, "", True), done
     assert run.ask(EVE, LOOK)["ok"]
+
+
+def test_orders_are_measured_and_their_changes_have_a_form_before_they_are_written(tmp_path: Path) -> None:
+    """Changes are copied into a file for each job."""
+    dirs, who, ids = StateDir(tmp_path / "state"), Person.of(EVE), [f"w{number}" for number in range(20)]
+    jobs = [job(each, command=("train.py",), user=who.name) for each in ids]
+    submit(dirs.path, jobs, "jobs", folder=tmp_path, now_s=0.0, check_scripts=False, by=who.account)
+    answers, limits = DoorAnswers(dirs), AccountLimits(spool_bytes=20_000)
+    for changes, error, named in (
+        ({"exclude": ["x" * 1000]}, LockedError, "wait to be taken up, and 20,000 may"),
+        ({"gpus": 3}, BadInputError, "/gpus: 3 has the wrong type"),
+        ({"exclude": {"a": 1}}, BadInputError, "/exclude"),
+        ({"retries": {"a": 1}}, BadInputError, "/retries"),
+    ):
+        order = OrderJobs(action="update", jobs=tuple(ids), changes=changes)  # type: ignore[arg-type]
+        with pytest.raises(error, match=named):
+            answers.to(order, who, Roles(), limits)
+    assert [request.order for request in Spool(dirs).requests()] == [None]
 
 
 @pytest.mark.services

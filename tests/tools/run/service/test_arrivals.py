@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import os
 import pwd
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from pliant.schemas.cluster import Shares, Team
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job, Utility
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.decisions import Arrivals
@@ -120,6 +122,25 @@ def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> No
         assert following.hear(now_s[0]) == (True, ["b"])
         assert state.log.jobs["b"].phase == "cancelled"
         assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
+
+
+def test_requests_about_one_job_are_all_heard_and_a_rejected_one_leaves_no_secrets(tmp_path: Path) -> None:
+    with arriving(tmp_path, [ORIGIN_S]) as (arrivals, state, session):
+        write_cluster(cluster(9), state.dirs.cluster)
+        listed = [to_come("large", 0.0, gpus=9), to_come("a", 0.0)]
+        how = {"folder": tmp_path, "now_s": ORIGIN_S, "check_scripts": False, "hidden": {"TOKEN": "x"}}
+        submit(tmp_path, listed, "jobs", **how)  # type: ignore[arg-type]
+        for _ in range(2):
+            cancel(tmp_path, ["a"])
+        requests.order_jobs(tmp_path, "requeue", ["a"])
+        requests.order_jobs(tmp_path, "hold", ["a"])
+        cancel(tmp_path, ["a"])
+        names = [path.name.split(".")[-2] for path in sorted(state.dirs.spool.glob("*.j*"))]
+        assert names == ["jobs", "cancel", "order", "order", "cancel"]
+        assert [arrivals.hear(ORIGIN_S)[1] for _ in range(3)] == [["a"], ["a", "a"], []]
+        phases = {job_id: each.phase for job_id, each in state.log.jobs.items()}
+        assert (phases, len(state.log.executed)) == ({"large": "rejected", "a": "cancelled"}, 2)
+        assert ([*session.jobs], arrivals.more_to_come, os.listdir(state.dirs.jobs)) == ([], False, ["a"])
 
 
 def test_jobs_that_cannot_be_served_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pliant.schemas.container import Container
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.run.backends import record_code
@@ -14,6 +15,8 @@ from pliant.tools.run.service.code_copy import UnusedCopies, from_copies
 from pliant.tools.run.service.submit import order_jobs
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
+from pliant.tools.run.statedir.output_paths import output_file
+from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import State
 from tests.builders import job
 from tests.tools.run.backends.repositories import committed, git, write
@@ -67,47 +70,40 @@ def test_a_copy_has_what_git_does_not_ignore_as_it_is_now(work: Work) -> None:
     first, second = work.copied(started("train.py"), started("train.py", name="b"))
     folder = Path(first.workdir or "")
     assert second.workdir == first.workdir
-    assert tree(folder) == {
-        ".gitignore": FILES[".gitignore"],
-        "data": f"-> {work.root}/data",
-        "far": "-> new.txt",
-        "in": "-> train.py",
-        "lib/fast.so": f"-> {work.root}/lib/fast.so",
-        "new.txt": "new",
-        "out": f"-> {work.root.parent}/outside.py",
-        "run.sh": "",
-        "train.py": "edited",
-    }
-    modes = {
-        name: stat.S_IMODE((folder / name).lstat().st_mode) for name in (".", "lib", "train.py", "run.sh")
-    }
-    assert modes == {".": 0o500, "lib": 0o500, "train.py": 0o400, "run.sh": 0o500}
+    files = {".gitignore": FILES[".gitignore"], "run.sh": "", "new.txt": "new", "train.py": "edited"}
+    links = {"far": "new.txt", "in": "train.py", "out": f"{work.root.parent}/outside.py"}
+    links |= {name: f"{work.root}/{name}" for name in ("data", "lib/fast.so")}
+    assert tree(folder) == files | {name: f"-> {target}" for name, target in links.items()}
+    modes = [stat.S_IMODE((folder / name).lstat().st_mode) for name in (".", "lib", "train.py", "run.sh")]
+    assert modes == [0o500, 0o500, 0o400, 0o500]
     # What it runs is recorded as of now.
     write(work.root, {"train.py": "later"})
     found = record_code.snapshot_record(str(folder / "lib"))
     assert found is not None
-    assert (found["commit"], found["snapshot"], [*found["files"]]) == (
-        work.commit,
-        True,
-        ["lib/model.py", "run.sh", "train.py"],
-    )
+    changed = ["lib/model.py", "run.sh", "train.py"]
+    assert [found["commit"], found["snapshot"], *found["files"]] == [work.commit, True, *changed]
 
 
-def test_paths_into_the_repository_lead_into_the_copy(work: Work) -> None:
+def test_code_in_the_repository_is_that_of_the_copy_and_other_files_stay_where_they_are(work: Work) -> None:
+    write(work.root, dict.fromkeys(("lib/a.yaml", "50%x/run", "last.pt", "out.json"), ""))
+    git(work.root, "add", "lib/a.yaml")
     root, output = str(work.root), "logs/%j"
-    command = (
-        f"{root}/lib/model.py",
-        f"--c={root}/run.sh",
-        f"{root}/data/big.bin",
-        f"{root}/lib",
-        "/etc/hosts",
-    )
-    env = {"PYTHONPATH": f"{root}/lib:/opt", "DATA": f"{root}/lib"}
-    (found,) = work.copied(started(*command, env=env, output=output, workdir=f"{root}/lib"))
+    inside = ("50%x/run", "lib/model.py", "lib/a.yaml")  # the script, code, settings that git tracks
+    others = tuple(f"{root}/{name}" for name in ("last.pt", "out.json", "data/big.bin", "lib"))
+    command = (*(f"{root}/{name}" for name in inside), f"--c={root}/run.sh", f"--o={root}/last.pt", *others)
+    box = {"image": "x", "mounts": ("../lib:/lib", "../data:/data:ro", "/etc:/own", f"{root}/lib:/l")}
+    more = {"env": {"PYTHONPATH": f"{root}/lib:/opt", "DATA": f"{root}/lib"}, "container": box}
+    (found,) = work.copied(started(*command, **more, output=output, workdir=f"{root}/50%x"))
     copy = str(Path(found.workdir or "").parent)
-    assert found.command == (f"{copy}/lib/model.py", f"--c={copy}/run.sh", *command[2:])
+    copied = [f"{copy}/{name}" for name in inside]
+    assert found.command == (*copied, f"--c={copy}/run.sh", f"--o={root}/last.pt", *others)
     assert found.env == {"PYTHONPATH": f"{copy}/lib:/opt", "DATA": f"{root}/lib"}
-    assert (found.workdir, found.output) == (f"{copy}/lib", f"{root}/lib/{output}")
+    path = output_file(found.output or "", found, attempt=1, node="", rank=0, user="")
+    assert (found.workdir, path) == (f"{copy}/50%x", f"{root}/50%x/logs/a")
+    assert output_file("%z", found, attempt=1, node="", rank=0, user="") == f"{copy}/50%x/%z"
+    here = f"{root}/50%x"  # where links lead to
+    mounts = (here, "../lib:/lib", f"{here}/../data:/data:ro", *box["mounts"][2:])
+    assert found.container == Container(image="x", mounts=mounts)
 
 
 def test_a_folder_without_git_is_copied_whole_but_for_environments(tmp_path: Path) -> None:
@@ -122,52 +118,62 @@ def test_submodules_are_copied_too(work: Work) -> None:
     git(work.root, "submodule", "add", "-q", str(work.root.parent / "library"), "third")
     write(work.root, {"third/b.py": "2", "third/own/x": "3"})
     (found,) = work.copied(started("third/a.py"))
-    copied = tree(Path(found.workdir or ""))
-    assert (copied["third/a.py"], copied["third/b.py"], copied["third/own"]) == (
-        "1",
-        "2",
-        f"-> {work.root}/third/own",
-    )
+    third = {"third/a.py": "1", "third/b.py": "2", "third/own": f"-> {work.root}/third/own"}
+    assert third.items() <= tree(Path(found.workdir or "")).items()
 
 
-@pytest.mark.parametrize(
-    ("command", "folder", "text"),
-    [
-        (("../outside.py",), "", "is not in {root}, and that is all that --snapshot copies"),
-        (("x.sh",), "data", "git ignores it or nothing is in it, so --snapshot copies nothing of it"),
-        (("train.py",), "", '{root}: more than 0 MiB or 20,000 files to copy: "lib/model.py (0.0 MiB)"'),
-    ],
-)
 def test_what_cannot_be_copied_is_refused_and_nothing_stays(
-    work: Work, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], folder: str, text: str
+    work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not folder and command == ("train.py",):
-        write(work.root, {"lib/model.py": "the largest of all these files"})
-        monkeypatch.setattr(code_copy, "MOST_BYTES", 40)
-    with pytest.raises(UsageError) as caught:
-        work.copied(
-            started("train.py", name="b") if folder else started("run.sh"), started(*command), folder=folder
-        )
-    assert text.format(root=work.root) in str(caught.value)
-    assert work.copies() == []
+    write(work.root, {"lib/model.py": "the largest of all these files"})
+    for name, folder, text in (
+        ("../outside.py", "", "is not in {root}, and that is all that --snapshot copies"),
+        ("x.sh", "data", "git ignores it or nothing is in it, so --snapshot copies nothing of it"),
+        ("train.py", "", '{root}: more than 0 MiB or 20,000 files to copy: "lib/model.py (0.0 MiB)"'),
+    ):
+        monkeypatch.setattr(code_copy, "MOST_BYTES", 40 if name == "train.py" else 1 << 20)
+        with pytest.raises(UsageError) as caught:
+            work.copied(started("run.sh", name="b"), started(name), folder=folder)
+        assert (text.format(root=work.root) in str(caught.value), work.copies()) == (True, [])
 
 
-def test_a_copy_goes_once_the_last_of_its_jobs_has_ended(work: Work) -> None:
-    jobs = [*work.copied(started("run.sh"), started("run.sh", name="b")), started("run.sh", name="d")]
+def test_a_copy_goes_once_its_last_job_has_ended(work: Work, caplog: pytest.LogCaptureFixture) -> None:
+    spool, code = Spool(StateDir(work.state)), StateDir(work.state).code
+    asked = [started("run.sh", name=name, at=at) for name, at in (("a", 0.0), ("b", 0.0), ("c", 4e9))]
+    with pytest.raises(KeyboardInterrupt), from_copies(work.state, asked, work.root) as found:  # noqa: PT012
+        jobs = [*found, started("run.sh", name="d")]
+        with spool.locked():
+            spool.ask_to_run(found)
+        raise KeyboardInterrupt
     (copy,) = work.copies()
     with State(work.state) as state:
-        state.record(submit_event(each, 0.5) for each in jobs)
-        state.add_sink(UnusedCopies(state), past=False)
-        state.record([cancel_event("a", 1.0), cancel_event("d", 1.0)])
+        state.record(submit_event(each, 0.5) for each in jobs if each.id != "c")  # which has not arrived
+        state.add_sink(sink := UnusedCopies(state), past=False)
+        state.record([cancel_event("a", 1.0), cancel_event("d", 1.0), cancel_event("b", 1.0)])
         time.sleep(0.05)
         assert work.copies() == [copy]
-        state.record([cancel_event("b", 2.0)])
-        until(lambda: work.copies() == [])
+        state.record([submit_event(jobs[2], 2.0)])
+        spool.settle(state.log)
+        # A request that cannot be read may name it.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Spool, "_request", lambda *_: None)
+            spool.ask_to_cancel(["c"])
+            state.record([cancel_event("c", 3.0)])
+        time.sleep(0.05)
+        assert work.copies() == [copy]
         # What a submission has left that was cut short goes at the next start, an hour later.
-        for name, age_s in (("new", 60), ("old", 7200)):
-            (StateDir(work.state).code / name).mkdir()
-            os.utime(StateDir(work.state).code / name, (time.time() - age_s,) * 2)
+        for name, age_s in (("new", 60), ("old", 7200), (copy, 7200)):
+            (code / name).mkdir(exist_ok=True)
+            os.utime(code / name, (time.time() - age_s,) * 2)
+        # Not so what somebody wrote to, by the rights of root.
+        (code / copy / "files").chmod(0o700)
+        write(code / copy / "files", {"last.pt": "1", "__pycache__/x.pyc": ""})
         UnusedCopies(state)
+        until(lambda: work.copies() == sorted([copy, "new"]))
+        until(lambda: f"{copy}/files: no job runs from it any more" in caplog.text)
+        assert 'as these files are new or changed: "last.pt": move them' in caplog.text
+        (code / copy / "files/last.pt").unlink()
+        sink([cancel_event("c", 3.0)])
         until(lambda: work.copies() == ["new"])
     with pytest.raises(UsageError, match="job a ran from a snapshot of its code, which went"):
         order_jobs(work.state, "requeue", ["a"])

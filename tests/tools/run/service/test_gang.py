@@ -13,14 +13,7 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.schedule import Cut
-from pliant.tools.run.backends.protocol import (
-    Backend,
-    Handle,
-    MemoryKill,
-    NodeInfo,
-    StopLevel,
-    UnitStatus,
-)
+from pliant.tools.run.backends.protocol import Backend, Handle, MemoryKill, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.service import members as members_module
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan

@@ -12,9 +12,9 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_jobs, write_cluster, write_schedule
 from pliant.schemas.job import Job
-from pliant.tools.run.service.submit import cancel, known_names, order_jobs, submit
+from pliant.tools.run.service.submit import Names, cancel, known_names, order_jobs, submit
 from pliant.tools.run.statedir import requests as spool
-from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.directory import Account, StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
 from pliant.tools.run.statedir.requests import Order, Spool, requested, unheard
@@ -34,8 +34,9 @@ def runs(job_id: str, **more: object) -> Job:
     return job(job_id, command=("train.py",), **more)  # type: ignore[arg-type]
 
 
-def ask(dirs: StateDir, *jobs: Job) -> list[str]:
-    return submit(dirs.path, jobs, "jobs.jsonl", folder=dirs.path.parent, now_s=NOW_S, check_scripts=False)
+def ask(dirs: StateDir, *jobs: Job, **more: Any) -> list[str]:
+    where = {"folder": dirs.path.parent, "now_s": NOW_S, "check_scripts": False}
+    return submit(dirs.path, jobs, "jobs.jsonl", **where, **more)
 
 
 class Past(dict[str, JobLog]):
@@ -131,6 +132,29 @@ def test_a_name_is_used_again_once_its_newest_job_has_ended(dirs: StateDir) -> N
     with State(dirs.path) as state:
         state.record([*(submit_event(each, 4.0) for each in asked.jobs), cancel_event("a-2", 5.0)])
     assert ask(dirs, runs("a")) == ["a-3"]
+
+
+def test_a_name_means_jobs_of_its_own_account_and_never_takes_a_living_id(dirs: StateDir) -> None:
+    with pytest.raises(BadInputError, match=r'/name: of job "zz" is given by pliant where an id is used'):
+        ask(dirs, runs("zz", name="victim"))
+    ann, bob = (Account(61_501 + at, name) for at, name in enumerate(("ann", "bob")))
+    array = {"name": "s", "index": 0}
+    with State(dirs.path) as state:
+        olds = (runs("prod", user="ann"), runs("train", user="ann"), runs("s-0", user="ann", array=array))
+        state.record(submit_event(each, 1.0) for each in olds)
+        state.record(cancel_event(each.id, 2.0) for each in olds)
+        again = [each.model_copy(update={"user": "bob"}) for each in olds]
+        assert ask(dirs, *again, by=bob) == ["prod-2", "train-2", "s-2-0"]
+        (asked,) = Spool(dirs).requests()
+        state.record(submit_event(each, 3.0) for each in asked.jobs)
+        state.record([cancel_event("prod-2", 4.0), submit_event(olds[0], 5.0)])  # prod waits again
+        of_bob = {"train": "train-2", "s-0": "s-2-0"} | {f"{each.id}-1": each.id for each in olds}
+        own = (ann, "train", ["s-0"], dict[str, str]()), (bob, "train-2", ["s-2-0"], of_bob)
+        for who, train, array_ids, newest in own:
+            ask(dirs, runs(f"f-{who.name}", user=who.name, after={"prod": "ok", "train": "any"}), by=who)
+            assert Spool(dirs).requests()[-1].jobs[0].after == {"prod": "ok", train: "any"}
+            known = Names.of([*state.log.jobs], state.log, (), who.name)
+            assert (known.arrays["s"], known.newest) == (array_ids, newest)
 
 
 def test_a_job_that_cannot_run_is_refused_and_nothing_is_made(dirs: StateDir) -> None:

@@ -18,12 +18,8 @@ def test_what_differs_is_named() -> None:
     assert changed(host="n1", driver="550").differences(FIRST) == []
     files = {"t.py": "1", "new.py": "2"}
     later = changed(commit="b" * 40, changes="2f", files=files, python="3.12.1", torch=None)
-    assert later.differences(FIRST) == [
-        "commit aaaaaaaaaa → bbbbbbbbbb",
-        "new.py",
-        "t.py",
-        "Python 3.11.7 → 3.12.1",
-    ]
+    found = later.differences(FIRST)
+    assert found == ["commit aaaaaaaaaa → bbbbbbbbbb", "new.py", "t.py", "Python 3.11.7 → 3.12.1"]
     # Of very many files not all are named, and what was never seen is not compared.
     assert changed(changes="2f").differences(FIRST) == ["files that are not committed"]
     assert changed(folder=None, commit=None, changes="", files={}).differences(FIRST) == []

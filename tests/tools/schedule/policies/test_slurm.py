@@ -74,7 +74,7 @@ def test_fair_shares_are_those_of_the_classic_formula():
     assert fair.factor(Owner("A", "ann")) == 0.0
 
 
-def test_usage_halves_in_a_half_life():
+def test_usage_halves_in_a_half_life_and_who_used_less_comes_first():
     """Ann holds two GPUs for an hour, and an hour later Bob one for an hour.
 
     A GPU held for an hour counts as c / 2 at its end. So two hours later Ann has used c / 4, and Bob c / 2:
@@ -93,9 +93,6 @@ def test_usage_halves_in_a_half_life():
     joined(held, 3 * hour_s, *users)
     assert priority_of(held, "ann", 3 * hour_s) == math.floor(10_000 * 2 ** -(4 / 3) + 500)
     assert priority_of(held, "bob", 3 * hour_s) == math.floor(10_000 * 2 ** -(5 / 3) + 500)
-
-
-def test_the_user_who_used_less_comes_first():
     held = started(Slurm(bf_interval_s=0.0), cluster(1), job("a", user="ann", gpu_seconds=1000.0))
     joined(held, 2.0, job("a2", at=1.0, user="ann"), job("b", at=2.0, user="bob"))
     held.decide(400.0)
@@ -154,7 +151,7 @@ def test_passes_keep_their_interval_and_starts_in_order_do_not():
     assert decided(held, 31.0) == {"head": 4}
 
 
-def test_a_job_goes_where_it_starts_first():
+def test_a_job_goes_where_it_starts_first_and_one_beyond_its_limit_ends_soon():
     nodes = mixed_cluster(a=(2,), b=(4,))
     held = started(Slurm(**FIFO), nodes, limited("run", 2, 50), limited("more", 4, 100, at=1))
     joined(held, 3.0, limited("head", 2, 50, at=2), limited("next", 2, 50, at=3))
@@ -162,9 +159,6 @@ def test_a_job_goes_where_it_starts_first():
     held.decide(40.0)
     assert held.jobs["head"].gpu_type == "a"
     assert not held.jobs["next"].gpus
-
-
-def test_a_job_beyond_its_limit_is_expected_to_end_soon():
     held = started(Slurm(**FIFO), cluster(4), limited("run", 3, 10))
     assert joined(held, 60.0, limited("head", 4, 50, at=1), limited("short", 1, 5, at=2)) == {"run": 3}
 

@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, updated
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.assignment import assign
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import job, mixed_cluster, opened
+from tests.builders import decided, job, mixed_cluster, opened
 from tests.effort import examples
 from tests.tools.schedule.session.test_session import opened as everyone
 from tests.tools.schedule.session.test_session import steps
@@ -109,8 +109,12 @@ def test_a_job_waits_for_cpus_and_one_without_demands_does_not():
     held.end("a", 2, "failed")
     held.node_up("n0", 3)
     held.revive("a", 4)
-    held.decide(4)
-    assert [held.jobs[name].gpus for name in "ab"] == [2, 2]
+    assert decided(held, 4) == {"a": 2, "b": 2}
+    # A node that has no GPU in service is still of its type.
+    held = opened(Fifo(), mixed_cluster(x=(1,), y=(1,)))
+    held.withdraw(f"{held.nodes[0].name}/0", 0, 9)
+    spec = updated(job("c"), {"gpus": {"requested": 1, "types": ["y"]}})
+    assert held.submit(spec, 1).types == ("y",)
 
 
 def test_parameter_servers_sit_on_nodes_without_gpus():

@@ -216,6 +216,12 @@ def test_limits_of_jobs_and_gpus_of_a_user() -> None:
     nodes = limited(8, alice=UserLimit(jobs=1), others=UserLimit(jobs=2))
     jobs = [owned(f"{user}{at}", user) for user in ("alice", "bob", "eve") for at in range(3)]
     assert list(opened(nodes, *jobs).in_play) == ["alice0", "bob0", "bob1", "eve0", "eve1"]
+    # Jobs that run without a GPU count as jobs alone.
+    held = opened(limited(2, alice=UserLimit(gpus=2)), *(owned(name, "alice", 0) for name in "ab"))
+    held.decide(1.0)
+    held.submit(owned("c", "alice", 2), 1.0)
+    assert [bool(each.gpus) for each in held.jobs.values()] == [True, True, False]
+    assert not held.commands.limited
     # Under a limit of GPUs no job grows beyond what it requested.
     nodes = limited(8, alice=UserLimit(gpus=4))
     held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))
@@ -258,10 +264,9 @@ def test_an_updated_job_keeps_its_place_unless_it_asks_for_more_than_its_limit()
         held = opened(nodes, *jobs)
         assert steps(held, 1.0, **{"s-1": jobs[1].gpus.requested}) == [("s-1", "start")]
         held.let_go("s-0", 2.0)
-        held.update("s-1", 3.0, updated(jobs[1], {"retries": 3}))
-        assert list(held.in_play) == ["s-1"], "one that waits does not take its place"
-        held.update("s-1", 4.0, updated(jobs[1], {"gpus": {"requested": 3}}))
-        assert list(held.in_play) == ["s-1"]
+        for asked in ({"retries": 3}, {"gpus": {"requested": 3}}):
+            held.update("s-1", 3.0, updated(jobs[1], asked))
+            assert list(held.in_play) == ["s-1"], "one that waits does not take its place"
     held.update("s-1", 5.0, updated(jobs[1], {"gpus": {"requested": 4}}))
     assert list(held.in_play) == ["s-0"]
 
@@ -327,11 +332,7 @@ def test_jobs_after_a_failed_one_and_arrays_with_a_limit() -> None:
     }
     assert list(held.in_play) == ["d"]
     # Nor one after a job that is too large.
-    jobs = [
-        job("a", gpus=9),
-        job("b", gpu_seconds=1, after={"a": "ok"}),
-        job("c", gpu_seconds=1),
-    ]
+    jobs = [job("a", gpus=9), job("b", gpu_seconds=1, after={"a": "ok"}), job("c", gpu_seconds=1)]
     schedule = decide(jobs, cluster(8), None, Question("fifo"))
     assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
         "was to start after job a, which was rejected"

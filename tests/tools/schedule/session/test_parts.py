@@ -11,7 +11,8 @@ from pliant.tools.schedule.policy import Decision, PolicyError, Target
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import TimedSteps, cluster, mixed_cluster, sizes
+from tests.builders import TimedSteps, cluster, job, mixed_cluster, sizes
+from tests.schemas.test_resources import cluster_of
 from tests.tools.schedule.session.shared_world import (
     TWO,
     Owned,
@@ -105,6 +106,18 @@ def test_limits_nodes_without_gpus_and_requested_sizes() -> None:
     held.node_down("n1", 11.0)
     comes(held, rigid("x-more", 1), at=11.0)
     assert "n1" not in last(held, "x").nodes
+
+    # Two cores are those of a job that needs no GPU: what y borrows with four others makes room for x.
+    held = world(cluster_of({"gpus": 4, "cpus": 8.0}, {"gpus": 0, "cpus": 2.0}), TWO, rigid("y", 2))
+    cores = {count: {"worker": {"cpu": float(count)}} for count in (2, 4)}
+    comes(held, *(job(f"c{at}", gpus=0, resources=cores[2]) for at in range(2)), at=1.0)
+    comes(held, rigid("y-more", 1, resources=cores[4]), at=2.0)
+    assert comes(held, rigid("x", 1, resources=cores[4])) == {"y-more": "preempt", "x": "start"}
+    held.drain("n1", 11.0, now=False)
+    held.decide(11.0)
+    assert held.commands.bound == {"c0": "n1"}
+    assert held._parts
+    assert not held._parts._bound
 
     # y's eight of at least one do not fit five, so y gives way, and x's two are all that x can use.
     held = world(cluster(10), TWO)

@@ -3,6 +3,7 @@ import copy
 import numpy as np
 import pytest
 
+from pliant.schemas.job import updated
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import Phase
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
@@ -58,6 +59,12 @@ def test_jobs_start_resize_and_resume_and_gpus_are_freed_first() -> None:
     assert held.now_s == 40
     assert state.samples_done(50) == 10 * 1 + 10 * 4 + 10 * 2 + 10 * 1
     assert state.attained_service_s(50) == 80
+    # What work stated as GPU time comes to follows from the GPUs of the submission, also after an update.
+    slow = builders.TimedSteps(lambda _model, _type, place, batch: batch / sum(place) ** 0.5)
+    gpu_time = job("a", gpus=4, gpu_seconds=4000.0, elastic="none")
+    held = opened(cluster(4), gpu_time, throughput=slow)
+    held.update("a", 0.0, updated(gpu_time, {"gpus": {"requested": 1}}))
+    assert (held.jobs["a"].requested, held.jobs["a"].total_samples) == (1, 2000.0)
     assert (state.preemptions, state.rescales, state.first_start_s) == (1, 2, 0)
     assert state.finish_time_s() == 50 + 1000 - 80
     # GPUs are freed before they are taken.

@@ -44,7 +44,6 @@ STEP_FIELDS: Final = "%i|%N|%j"
 IMMEDIATE_S: Final = 5
 """Until srun gives up a step that does not get what it asks for."""
 TASK: Final = str(Path(__file__).with_name("task.py"))
-_WORKERS: Final = "--nproc-per-node="
 TIMEOUT_S: Final = 30.0
 """Longer than the ten seconds or so for which a command itself retries a silent controller."""
 CONF: Final = "SLURM_CONF"
@@ -261,7 +260,7 @@ def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> JobRequest
     Units that each fill a node get nodes of their own. All get as much as the largest, as Slurm's tasks are
     equal.
     """
-    workers = max(_workers(unit) for unit in units)
+    workers = max(1, *(unit.slots for unit in units))
     planned = {unit.node for unit in units}
     a_node_each = all(ENV_WORKER not in unit.env for unit in units)
     nodes = len(planned) if a_node_each or len(planned) == 1 else None
@@ -272,11 +271,6 @@ def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> JobRequest
     memory = min((share for node in known if (share := _memory_of_a_cpu(node))), default=None)
     cpus = None if each is None else each * workers
     return JobRequest(name, len(units), nodes, workers, cpus, memory if cpus is not None else None)
-
-
-def _workers(unit: Unit) -> int:
-    stated = next((word for word in unit.argv if word.startswith(_WORKERS)), f"{_WORKERS}1")
-    return int(stated.removeprefix(_WORKERS))
 
 
 def _cpus_of_a_gpu(node: Node) -> int | None:

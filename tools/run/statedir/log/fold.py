@@ -61,7 +61,7 @@ from typing import Any, Final, Literal, get_args
 from pydantic import ConfigDict, TypeAdapter
 
 from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, RESCALES, STARTS, End, Event
-from pliant.schemas.job import Job, updated
+from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.schemas.text import EPOCH_LIKE_S, counted, span_text
@@ -397,7 +397,7 @@ class JobLog:
         elif event.event == "unhold":
             self.held = self.held_by = None
         elif event.event == "update":
-            self.job = updated(self.job, detail["changes"])
+            self.job = updated_if_valid(self.job, detail["changes"])
         else:
             self.job = self.job.model_copy(update={"priority": float(detail["priority"])})
 

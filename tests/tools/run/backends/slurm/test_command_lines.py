@@ -138,6 +138,8 @@ def test_steps_share_a_lease_and_placements_ask_for_counts() -> None:
         (("n0/0", "n0/1", "n1/0"), False, JobRequest("x", 2, 2, gpus=2)),
     ):
         assert request_of(nodes, planned(*slots, elastic=elastic), "x") == expected
+    program = Unit("n0", ("torchrun", "--nproc-per-node=gpu", "t.py"), "/", slots=3)
+    assert request_of(nodes, [program], "x") == JobRequest("x", 1, 1, gpus=3)
     # A GPU brings its share of the node.
     part = {"cpus": 34.0, "memory": 68 << 30}
     known = slurm_nodes("n0", "n1", slots="gpu", backend="slurm-jobs", node=part)

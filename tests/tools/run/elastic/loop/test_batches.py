@@ -143,12 +143,8 @@ def test_a_sampler_draws_the_same_on_every_worker_and_nothing_from_the_script() 
         drawn.append([source.order(20, epoch, 5, shuffle=True).tolist() for epoch in (0, 1, 0)])
         assert torch.equal(torch.get_rng_state(), before)
     assert drawn[0] == drawn[1]
-    assert (source.size, len(drawn[0][0]), drawn[0][0] == drawn[0][2], drawn[0][0] == drawn[0][1]) == (
-        20,
-        20,
-        True,
-        False,
-    )
+    found = (source.size, len(drawn[0][0]), drawn[0][0] == drawn[0][2], drawn[0][0] == drawn[0][1])
+    assert found == (20, 20, True, False)
 
 
 @pytest.mark.parametrize(

@@ -154,13 +154,8 @@ def test_figures_1_and_4_of_the_paper() -> None:
     played = play(Ares(alpha=0.75), cluster(6), jobs, curves(flat=scaling))
 
     assert list(played.sizes_at) == [0, 2, 3, 5.5, pytest.approx(5.5 + 21 / 6)]
-    assert list(played.sizes_at.values()) == [
-        {"1": 4, "2": 2},
-        {"1": 4, "3": 2},
-        {"2": 2, "3": 4},
-        {"2": 6},
-        {},
-    ]
+    found = list(played.sizes_at.values())
+    assert found == [{"1": 4, "2": 2}, {"1": 4, "3": 2}, {"2": 2, "3": 4}, {"2": 6}, {}]
 
 
 @dataclass

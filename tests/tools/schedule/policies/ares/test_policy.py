@@ -48,8 +48,7 @@ def bent(name: str, gpu_seconds: float, **more: object) -> Job:
             id="a job whose minimum is not free is skipped and one behind it runs",
         ),
         pytest.param(
-            *(16, [bent("a", 10), bent("b", 20)], {"a": 4, "b": 4}),
-            id="GPUs beyond every ceiling stay idle",
+            *(16, [bent("a", 10), bent("b", 20)], {"a": 4, "b": 4}), id="GPUs beyond every ceiling stay idle"
         ),
     ],
 )

@@ -12,10 +12,7 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     Servers,
     dominant_share,
 )
-from pliant.tools.schedule.policies.multi_resource.rules import (
-    by_arrival,
-    by_dominant_share,
-)
+from pliant.tools.schedule.policies.multi_resource.rules import by_arrival, by_dominant_share
 
 NO_PS = np.zeros((0, 2))
 

@@ -81,7 +81,7 @@ def early_and_late() -> list[Job]:
     ]
 
 
-def test_the_optimum_waits_for_a_better_job_and_plans_again() -> None:
+def test_the_optimum_waits_and_plans_again_unless_it_is_too_large(monkeypatch: pytest.MonkeyPatch):
     held = opened(offline(), trace := early_and_late())
     assert list(held.snapshot(0.0).future) == trace
     held.submit(trace[0], 0.0)
@@ -111,9 +111,6 @@ def test_the_optimum_waits_for_a_better_job_and_plans_again() -> None:
     assert node not in dict(held.jobs["a"].placement)
     joined(held, 200.0, trace[1])
     assert "b" in held.jobs
-
-
-def test_a_problem_that_is_too_large_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(offline_policy, "MOST_VARIABLES", 20)
     problem = r"2 jobs in 12 slots on 1 node are a problem of \d+ variables, and 20"
     with pytest.raises(UsageError, match=problem):

@@ -107,8 +107,7 @@ def test_a_long_job_that_holds_much_is_scaled_down(convoy: float, rule: str):
 
 
 @pytest.mark.parametrize(
-    ("below_submitted", "ends"),
-    [("steps", [3.2, 3.2 + 640 / 190]), ("epochs", [10.0, 10 + 1000 / 190])],
+    ("below_submitted", "ends"), [("steps", [3.2, 3.2 + 640 / 190]), ("epochs", [10.0, 10 + 1000 / 190])]
 )
 def test_below_its_submitted_batch_a_job_waits_for_a_few_steps(below_submitted: str, ends: list[float]):
     """On one GPU 10 steps of 32 samples take 3.2 s, an epoch takes 10 s."""

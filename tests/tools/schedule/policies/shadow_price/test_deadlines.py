@@ -84,7 +84,9 @@ def test_the_job_that_earns_most_is_saved(jobs: list[Job], gpus: dict[str, int])
     assert _decided(*jobs) == gpus
 
 
-def test_passed_deadlines_come_last_and_a_full_node_counts_whole() -> None:
+def test_passed_deadlines_come_last_and_none_are_asked_of_where_none_is_stated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     late, long = _due("late", 100, 10), _job("long", 1e5)
     held = _held(late, long)
     assert sizes(held) == {"long": 4}
@@ -101,9 +103,6 @@ def test_passed_deadlines_come_last_and_a_full_node_counts_whole() -> None:
     nodes = Cluster(nodes=tuple(Node(name=name, gpus=4, cpus=8) for name in ("n0", "n1")))
     jobs = _due("due", 2000, 1100, **fills), _job("short", 100, **fills)
     assert decided(opened(ShadowPrice(), nodes, *jobs), 0.0) == {"due": 2}
-
-
-def test_nothing_is_asked_of_deadlines_where_none_is_stated(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "heeded", lambda *_: pytest.fail("looked for deadlines"))
     flat = {"shape": "sigmoid", "value": 3.0, "target": 50.0}
     jobs = [_job("a", 4000, utility={"value": 7.0}), _job("b", 1000, utility=flat)]
