@@ -288,8 +288,10 @@ class UnusedCopies:
 
     def __call__(self, events: Sequence[Event]) -> None:
         ended = [event.job for event in events if event.event in ENDS and event.job is not None]
+        if not ended or not (names := self._names()):
+            return  # what the log keeps of ended jobs is text until it is asked for
         jobs = [self._state.log.jobs[job_id].job for job_id in ended]
-        self._take_away({_copy_of(job, self._folder) for job in jobs} & {*(self._names() if jobs else ())})
+        self._take_away({_copy_of(job, self._folder) for job in jobs}.intersection(names))
 
     def _names(self) -> list[str]:
         try:

@@ -297,7 +297,7 @@ def of_job(site: Site, job_id: str) -> set[int]:
     folder = str(StateDir(site.state).job(job_id).path)
     pids = set()
     for process in left_running(site.folder):
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):  # it has ended, or is starting a program
             pids |= {process.pid} if process.environ().get(ENV_JOB_DIR) == folder else set()
     return pids
 
