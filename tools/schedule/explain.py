@@ -50,7 +50,7 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
 def _constrained(
     job: JobState, where: Constraint, explanation: Explanation, down: Sequence[str]
 ) -> Explanation:
-    """Of a waiting job that may run on some GPUs only.
+    """Why a job waits that may run on some GPUs only.
 
     :param down: nodes on which it may run.
     """
@@ -85,7 +85,7 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
 
 
 def _on_cpus(job: JobState, where: Constraint | None, session: Session) -> Explanation:
-    """Of a job that needs no GPU."""
+    """What is said of a job that needs no GPU: that it runs, or what it waits for."""
     if job.gpus:
         return Explanation("runs without a GPU")
     demand = job.spec.resources.worker

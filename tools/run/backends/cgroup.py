@@ -143,17 +143,12 @@ def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
 
 
 def _place_of_systemd(proc: str) -> Place:
-    if not _on_path(BUSCTL):
+    import shutil  # the keeper, which is to start fast, asks for no place
+
+    if shutil.which(BUSCTL) is None:
         return Place({}, dict.fromkeys(CONTROLLERS, f"there is no {BUSCTL} to ask systemd for a scope with"))
     top = next(mount for kinds, _, mount in _mounts(proc) if kinds == [""])
     return Place(dict.fromkeys(CONTROLLERS, f"{top}/system.slice"), scope=True)
-
-
-def _on_path(program: str) -> bool:
-    return any(
-        os.access(os.path.join(folder, program), os.X_OK)
-        for folder in os.environ.get("PATH", os.defpath).split(":")
-    )
 
 
 def _who() -> str:
@@ -299,7 +294,8 @@ class Group:
                 name, count = line.split()
                 kills += int(count) if name == "oom_kill" else 0
         for folder in self.folders:
-            peak = peak or _number(f"{folder}/memory.peak") or _number(f"{folder}/memory.max_usage_in_bytes")
+            peak = peak or number_in(f"{folder}/memory.peak")
+            peak = peak or number_in(f"{folder}/memory.max_usage_in_bytes")
         if not kills or limit is None or (peak is not None and peak < _FULL * limit):
             return None
         return {"limit": limit, "peak": peak}
@@ -450,6 +446,7 @@ def _words(path: str) -> list[str]:
     return [word for line in _lines(path) for word in line.split()]
 
 
-def _number(path: str) -> int | None:
+def number_in(path: str) -> int | None:
+    """The number in a file. Returns None if it has another word, as "max", or none, or is not there."""
     word = next(iter(_words(path)), "")
     return int(word) if word.isdecimal() else None

@@ -174,7 +174,7 @@ class Launch(NamedTuple):
 
     spec: Spec
     env: Mapping[str, str]
-    """Of the command."""
+    """Environment of the command."""
     cwd: str
     host: Host
     mounts: list[tuple[str, str, str]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.tools.run.backends.cgroup import Group, Place, find_place, gpu_devices, remove_empty
+from pliant.tools.run.backends.cgroup import Group, Place, find_place, gpu_devices, number_in, remove_empty
 from pliant.tools.run.backends.protocol import StartedUnit, Unit
 
 OF_SYSTEM: Final = 0.05
@@ -89,7 +89,7 @@ class UnitLimits:
         own = Path(self.place.parents.get("pids", "/"))
         groups = [folder / "pids.max" for folder in (own, *own.parents)]
         limits = [_KERNEL / "pid_max", _KERNEL / "threads-max", *groups]
-        return min((found for path in limits if (found := _number(path))), default=LEAST_PROCESSES)
+        return min((found for path in limits if (found := number_in(str(path)))), default=LEAST_PROCESSES)
 
     def _denied(self, gpus: Iterable[str]) -> list[str]:
         """Devices of all GPUs but these; none if it is not known which these are."""
@@ -112,11 +112,3 @@ def gpus_of(units: Iterable[Unit | StartedUnit]) -> set[str]:
     """The names of their GPUs in CUDA_VISIBLE_DEVICES."""
     names = (unit.env.get("CUDA_VISIBLE_DEVICES", "").split(",") for unit in units)
     return {name for found in names for name in found if name}
-
-
-def _number(path: Path) -> int:
-    """0 if there is none."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0

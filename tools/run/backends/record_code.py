@@ -41,10 +41,10 @@ MOST_NAMED = 100
 MOST_FILES = 20_000
 """In a folder without git, of all kinds; beyond them it is taken for something else than code."""
 _HASHED_BYTES = 16 << 20
-"""Of a larger file the size and the time of its last change count."""
+"""Size of a file up to which its content counts; beyond it, its size and the time of its last change do."""
 _OTHERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 _VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
-"""Of a hook that submits: they would name its repository."""
+"""Variables that a hook which submits has: they would name its repository."""
 _VERSIONS = """
 import sys
 print(sys.version.split()[0])
@@ -102,7 +102,7 @@ def driver() -> str | None:
 
 
 def versions(python: str) -> tuple[str | None, str | None]:
-    """Of Python and torch; ``python`` is a path, a name on PATH, or empty for what PATH has."""
+    """Versions of Python and torch; ``python`` is a path, a name on PATH, or empty for what PATH has."""
     names = [python] if python else ["python3", "python"]
     for path in filter(None, map(shutil.which, names)):
         try:  # in another folder, as modules of this one would be taken for Python's

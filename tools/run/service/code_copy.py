@@ -51,7 +51,7 @@ from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import State
 
 MOST_BYTES: Final = 256 << 20
-"""Of one copy."""
+"""Size of one copy."""
 _FILES: Final = "files"
 _MANIFEST: Final = "manifest.json"
 """Beside the files, written once all are there: the size and the time of the last change of each."""
@@ -269,7 +269,7 @@ def _copy_of(job: Job, folder: str) -> str:
 
 
 def _unused(names: set[str], dirs: StateDir, log: Callable[[], RunLog]) -> set[str]:
-    """Of these copies, those that no job runs from or will; none as long as that is not known."""
+    """The copies among these that no job runs from or will; none as long as that is not known."""
     spool, folder = Spool(dirs), os.path.realpath(dirs.code)
     try:
         asked = [job for request in spool.requests() for job in request.jobs]

@@ -73,8 +73,9 @@ from pliant.tools.run.statedir.failures import CHECKPOINT_S
 from pliant.tools.run.statedir.output_paths import output_file
 
 _WORDS: Final = 32
-"""Of a command that may name files of code: a variable has room for 131,072 bytes."""
+"""Words of a command that may name files of code: a variable has room for 131,072 bytes."""
 _WORD: Final = 512
+"""Characters of such a word."""
 _log = logging.getLogger("pliant")
 
 

@@ -85,7 +85,7 @@ class Order(Record):
     priority: BoundedFloat | None = None
     """The new one, of ``priority``."""
     changes: Changes | None = None
-    """Of ``update``."""
+    """What is to change, of ``update``."""
     from_start: bool = False
     """Whether it forgets its checkpoints, of ``requeue``."""
     reason: PlainText = ""
