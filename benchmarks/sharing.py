@@ -11,7 +11,7 @@ import sys
 from functools import partial
 from typing import Final
 
-from benchmarks.parts import door_requests, figure, parted, reclaim, team_division, whatif_time
+from benchmarks.parts import figure, gateway_requests, parted, reclaim, team_division, whatif_time
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
@@ -21,7 +21,7 @@ PARTS: Final[dict[str, Part]] = {
     "division": team_division.figures,
     "reclaim": reclaim.figures,
     "whatif": whatif_time.figures,
-    "requests": door_requests.figures,
+    "requests": gateway_requests.figures,
 }
 
 

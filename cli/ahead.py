@@ -34,9 +34,9 @@ from pliant.tools.replay.ahead import (
     past_errors,
     world_of,
 )
-from pliant.tools.run.door.answers import CPU_S, MEMORY_BYTES
-from pliant.tools.run.door.asking import client_of
-from pliant.tools.run.door.protocol import Foresee, as_line, said
+from pliant.tools.run.gateway.client import client_of
+from pliant.tools.run.gateway.handlers import CPU_S, MEMORY_BYTES
+from pliant.tools.run.gateway.protocol import Foresee, as_line, said
 from pliant.tools.run.service.submit import check_new
 from pliant.tools.run.watch.status import LiveState
 from pliant.tools.schedule.decide import Question
@@ -397,7 +397,7 @@ def _fields(job: JobAhead | None, answer: Prospects) -> dict[str, Any] | None:
 
 
 def main(state: str) -> int:
-    """Answer one question (:mod:`pliant.tools.run.door.answers`)."""
+    """Answer one question (:mod:`pliant.tools.run.gateway.handlers`)."""
     resource.setrlimit(
         resource.RLIMIT_CPU, (CPU_S, CPU_S + 1)
     )  # at both at once the kernel kills, and says not why

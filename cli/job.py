@@ -99,7 +99,7 @@ def log(
 
         out_text("".join(f"{line}\n" for line in repaired(directory)))
         return
-    from pliant.tools.run.door.asking import events_to_come, job_output, last_events
+    from pliant.tools.run.gateway.client import events_to_come, job_output, last_events
 
     shown = Escaping(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     if not is_of_jobs and tail is not None and not follow:
@@ -170,7 +170,7 @@ def wait_for(state: Path, jobs: Sequence[str], timeout_s: float = math.inf) -> N
     """
     from pliant.schemas.errors import JobsFailedError, JobsTimedOutError, LockedError
     from pliant.schemas.text import counted, one_line
-    from pliant.tools.run.door.asking import ends_of
+    from pliant.tools.run.gateway.client import ends_of
 
     failed, late, total, until_s = 0, 0, 0, time.monotonic() + timeout_s
     for job in ends_of(state, jobs):
@@ -223,14 +223,14 @@ def stack(
     Example: pliant stack char-lm --state live
     """
     from pliant.schemas.file_io.files import check_output
-    from pliant.tools.run.door import asking
+    from pliant.tools.run.gateway import client
     from pliant.tools.run.service.stacks import stacks_text
     from pliant.tools.run.watch.stacks import stacks_document
 
     check_output(output)
     directory = state_directory(state)
-    job = asking.meant(directory, job)
-    found = asking.stacks(directory, job, within)
+    job = client.meant(directory, job)
+    found = client.stacks(directory, job, within)
     if format is Form.json:
         out_or_file(stacks_document(job, found), output)
     else:
@@ -284,7 +284,7 @@ class _Answer:
     """
 
     def __init__(self, state: Path, job_id: str) -> None:
-        from pliant.tools.run.door.asking import looking, meant
+        from pliant.tools.run.gateway.client import looking, meant
         from pliant.tools.run.statedir.state import no_such_job
         from pliant.tools.run.watch.job_page import waiting_for
         from pliant.tools.run.watch.job_status import known_ids, statuses

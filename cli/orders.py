@@ -61,7 +61,7 @@ def chosen_jobs(
     :raises UsageError: nothing is named, or a pattern fits no job.
     """
     from pliant.cli.status import job_filter
-    from pliant.tools.run.door.asking import chosen
+    from pliant.tools.run.gateway.client import chosen
 
     found = chosen(state, names or (), job_filter(users, None, states, None))
     if not found:
@@ -84,7 +84,7 @@ def cancel(
 
     Example: pliant cancel 'sweep-*' --state-is waiting --state live
     """
-    from pliant.tools.run.door.asking import cancel as ask
+    from pliant.tools.run.gateway.client import cancel as ask
 
     directory = state_directory(state)
     if found := chosen_jobs(directory, jobs, user, states):
@@ -289,7 +289,7 @@ def drain(
 
     Example: pliant drain node7 --state live --reason "new power supply" --now
     """
-    from pliant.tools.run.door.asking import order_nodes
+    from pliant.tools.run.gateway.client import order_nodes
 
     directory = state_directory(state)
     if now or within is not None:
@@ -306,7 +306,7 @@ def resume(nodes: NODES, state: STATE = None) -> None:
 
     Example: pliant resume node7 --state live
     """
-    from pliant.tools.run.door.asking import order_nodes
+    from pliant.tools.run.gateway.client import order_nodes
 
     directory = state_directory(state)
     order_nodes(directory, "resume", nodes)
@@ -315,7 +315,7 @@ def resume(nodes: NODES, state: STATE = None) -> None:
 
 def _order(state: Path, action: JobAction, jobs: Sequence[str], **how: Any) -> None:
     """Order the same for several jobs, and name those that have ended."""
-    from pliant.tools.run.door.asking import order_jobs
+    from pliant.tools.run.gateway.client import order_jobs
 
     if not jobs:
         return
@@ -330,7 +330,7 @@ def _order(state: Path, action: JobAction, jobs: Sequence[str], **how: Any) -> N
 
 def _say_what_is_lost(state: Path, nodes: Sequence[str]) -> None:
     """What jobs on these nodes lose by leaving, which cannot save."""
-    from pliant.tools.run.door.asking import looking
+    from pliant.tools.run.gateway.client import looking
     from pliant.tools.run.watch.job_status import lost_on
 
     jobs = looking(state).look().log.active.values()
@@ -340,7 +340,7 @@ def _say_what_is_lost(state: Path, nodes: Sequence[str]) -> None:
 
 def _say_when(state: Path) -> None:
     """Say so if nothing executes orders at the moment."""
-    from pliant.tools.run.door.asking import is_served
+    from pliant.tools.run.gateway.client import is_served
 
     if not is_served(state):
         note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")

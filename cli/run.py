@@ -309,9 +309,9 @@ def _check_shared(given: Sequence[str], *, shared: bool, follow: bool) -> None:
 def _door(roles: Path | None, *, munge: bool) -> Callable[[StateDir], AbstractContextManager[None]]:
     from functools import partial
 
-    from pliant.tools.run.door.opening import opened_door
+    from pliant.tools.run.gateway.supervisor import supervised_gateway
 
-    return partial(opened_door, roles=roles, munge=munge)
+    return partial(supervised_gateway, roles=roles, munge=munge)
 
 
 def _refuse_to_follow_without_policy(state: Path | None) -> None:

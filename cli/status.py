@@ -26,7 +26,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, did_you_mean, harmless
 
 if TYPE_CHECKING:
-    from pliant.tools.run.door.asking import Looking
+    from pliant.tools.run.gateway.client import Looking
     from pliant.tools.run.watch.job_page import Happened
     from pliant.tools.run.watch.job_status import JobFilter, JobStatus
     from pliant.tools.run.watch.status import Status
@@ -259,7 +259,7 @@ def status(
     _check_sort(sort)
 
     def page() -> _Page:
-        from pliant.tools.run.door.asking import looking, meant
+        from pliant.tools.run.gateway.client import looking, meant
 
         one = None if job is None else meant(directory, job)
         recent = not (user or team or only or pattern or every_job)
@@ -275,7 +275,7 @@ def status(
 
 def _several(state: Path, name: str) -> list[str]:
     """The ids of an array, or a pattern of ids. Returns none for a job."""
-    from pliant.tools.run.door.asking import PATTERN, known_names
+    from pliant.tools.run.gateway.client import PATTERN, known_names
 
     if PATTERN.search(name):
         return [name]
@@ -492,7 +492,7 @@ def top(
     Example: pliant top --state live --watch
     """
     from pliant.schemas.file_io.files import check_output
-    from pliant.tools.run.door.asking import measuring
+    from pliant.tools.run.gateway.client import measuring
     from pliant.tools.run.watch.top import sorted_uses, summary_line, top_document, top_text
 
     form, output = form_and_file(format, output)

@@ -368,7 +368,7 @@ def submit(
     given = dict(locals())
     from pliant.cli.orders import check_priority
     from pliant.schemas.io import write_jobs
-    from pliant.tools.run.door.asking import submit as ask
+    from pliant.tools.run.gateway.client import submit as ask
     from pliant.tools.run.service.submitter import (
         hidden_values,
         of_submitter,
@@ -469,7 +469,7 @@ def _say_what_counts(done: Submitted, state: Path, named: Sequence[Job]) -> None
         others = f", and so for {counted(len(new) - 1, 'other job')}" if new[1:] else ""
         note(f'a job "{new[0][0]}" has ended before: it means the new one, {new[0][1]}, from now on{others}')
     from pliant.cli.orders import say_unheeded
-    from pliant.tools.run.door.asking import is_served
+    from pliant.tools.run.gateway.client import is_served
 
     say_unheeded(done.deaf_to_priorities)
     if done.deaf_to_weights is not None:
@@ -530,7 +530,7 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
     """
     from pliant.schemas.io import job_file
     from pliant.schemas.job import arriving_at
-    from pliant.tools.run.door.asking import client_of
+    from pliant.tools.run.gateway.client import client_of
     from pliant.tools.run.service.launching import at_home
     from pliant.tools.run.service.submit import in_utc
     from pliant.tools.run.statedir.directory import StateDir
@@ -543,7 +543,7 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
             note(f"no run has begun in {state}: nothing can be predicted")
             return
     from pliant.cli.ahead import foresee, of_new_jobs, remarks
-    from pliant.tools.run.door.protocol import Foresee
+    from pliant.tools.run.gateway.protocol import Foresee
 
     new = [in_utc(at_home(job, Path.cwd()), now_s) for job in arriving_at(jobs, 0.0)]
     answer = foresee(state, Foresee(jobs=job_file(new).decode(), source=source))
@@ -566,7 +566,7 @@ def of_script(
     :param dry_run: a run of another account does not name it.
     """
     from pliant.schemas.file_io.documents import parse_jobs
-    from pliant.tools.run.door.asking import client_of, known_names
+    from pliant.tools.run.gateway.client import client_of, known_names
     from pliant.tools.run.service.submit import free_id, known_ids
     from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.requests import Spool
@@ -783,7 +783,7 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
             raise UsageError(f"--after {text}: expected JOB, JOB:ok, JOB:failed or JOB:any")
     if state is None or not state.is_dir():
         return {name: _AWAITED[when] for name, when in pairs}
-    from pliant.tools.run.door.asking import known_names
+    from pliant.tools.run.gateway.client import known_names
 
     ids, arrays, newest = known_names(state)
     known = {*ids, *newest}

@@ -58,8 +58,8 @@ def whatif(
     Example: pliant whatif --policy shadow-price --state live --json
     """
     from pliant.cli.ahead import document, foresee, remarks, table
-    from pliant.tools.run.door.asking import meant
-    from pliant.tools.run.door.protocol import Foresee
+    from pliant.tools.run.gateway.client import meant
+    from pliant.tools.run.gateway.protocol import Foresee
 
     parameters = policy_parameters(param, None)
     if not (add_nodes or remove_node or cancel or policy):

@@ -12,7 +12,7 @@ import pytest
 from pliant.tools.run.statedir.directory import holder_of
 from tests.cli.calling import call
 from tests.pasting import blocks
-from tests.tools.run.door import people
+from tests.tools.run.gateway import people
 from tests.tools.run.site import environment, until
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -28,7 +28,7 @@ ALLOWED = {
     "integrations": {"integrations", "tools.run"},
     "cli": {"cli", "schemas", "tools"},
 }
-RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch", "door", "doctor")
+RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch", "gateway", "doctor")
 """Of tools/run: each knows those before it."""
 ELASTIC_LAYERS = ("context", "state", "report", "membership", "loop")
 """Of tools/run/elastic: likewise. What is beside them may know all."""

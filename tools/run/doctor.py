@@ -52,7 +52,7 @@ from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.discovery import choose_partitions, levels_of, slurm_topology
-from pliant.tools.run.door.access import ADVICE, obstacle
+from pliant.tools.run.gateway.access import ADVICE, obstacle
 from pliant.tools.run.service.containers import TRIED
 from pliant.tools.run.service.containers import obstacle as container_obstacle
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR

@@ -17,7 +17,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
 from pliant.tools.run.statedir.log.events import submit_event
 from tests.builders import cluster
-from tests.tools.run.door.people import as_account
+from tests.tools.run.gateway.people import as_account
 from tests.tools.run.site import until
 
 ANN: Final = 1_900_000_000 + 4 * os.getpid()  # no other user's, also while tests of another process run

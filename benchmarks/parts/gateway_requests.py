@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.parts.figure import Figure, NotMeasurableError
-from tests.tools.run.door.people import ADA, OPS, ROLES, all_may_enter, shared_run
+from tests.tools.run.gateway.people import ADA, OPS, ROLES, all_may_enter, shared_run
 
 ORDERS: Final = 400
 VISITS: Final = 3
@@ -44,7 +44,7 @@ def figures(orders: int = ORDERS, visits: int = VISITS) -> list[Figure]:
 
 
 def _per_second(run: Any, asked: list[bytes]) -> float:
-    door = next(each for each in psutil.process_iter() if _is_door_of(each, str(run.state)))
+    door = next(each for each in psutil.process_iter() if _is_gateway_of(each, str(run.state)))
     before = door.cpu_times()
     for line in asked:
         said = run.ask(OPS, line + b"\n")
@@ -54,9 +54,9 @@ def _per_second(run: Any, asked: list[bytes]) -> float:
     return len(asked) / (after.user + after.system - before.user - before.system)
 
 
-def _is_door_of(process: psutil.Process, state: str) -> bool:
+def _is_gateway_of(process: psutil.Process, state: str) -> bool:
     try:
         line = process.cmdline()
     except psutil.Error:
         return False
-    return "pliant.tools.run.door.server" in line and state in line
+    return "pliant.tools.run.gateway.server" in line and state in line

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tools.run.door import people
+from tests.tools.run.gateway import people
 
 
 @pytest.fixture(scope="session")

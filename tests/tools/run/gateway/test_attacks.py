@@ -18,19 +18,27 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
 from pliant.schemas.io import write_cluster
-from pliant.tools.run.door import opening
-from pliant.tools.run.door.answers import DoorAnswers
-from pliant.tools.run.door.letters import LETTER, Munge, about, address_of, answers_of, letters_of, send
-from pliant.tools.run.door.opening import opened_door
-from pliant.tools.run.door.protocol import SOCKET, OrderJobs, as_line, read_line, value_in
-from pliant.tools.run.door.roles import AccountLimits, Person, Roles, read_roles
+from pliant.tools.run.gateway import supervisor
+from pliant.tools.run.gateway.handlers import RequestHandlers
+from pliant.tools.run.gateway.munge_transport import (
+    LETTER,
+    Munge,
+    about,
+    address_of,
+    answers_of,
+    letters_of,
+    send,
+)
+from pliant.tools.run.gateway.permissions import AccountLimits, Person, Roles, read_roles
+from pliant.tools.run.gateway.protocol import SOCKET, OrderJobs, as_line, read_line, value_in
+from pliant.tools.run.gateway.supervisor import supervised_gateway
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster, job
 from tests.cli.calling import call
 from tests.leftovers import started
-from tests.tools.run.door.people import (
+from tests.tools.run.gateway.people import (
     ADA,
     BOB,
     EVE,
@@ -195,7 +203,7 @@ def test_orders_are_measured_and_their_changes_have_a_form_before_they_are_writt
     dirs, who, ids = StateDir(tmp_path / "state"), Person.of(EVE), [f"w{number}" for number in range(20)]
     jobs = [job(each, command=("train.py",), user=who.name) for each in ids]
     submit(dirs.path, jobs, "jobs", folder=tmp_path, now_s=0.0, check_scripts=False, by=who.account)
-    answers, limits = DoorAnswers(dirs), AccountLimits(spool_bytes=20_000)
+    answers, limits = RequestHandlers(dirs), AccountLimits(spool_bytes=20_000)
     for changes, error, named in (
         ({"exclude": ["x" * 1000]}, LockedError, "wait to be taken up, and 20,000 may"),
         ({"gpus": 3}, BadInputError, "/gpus: 3 has the wrong type"),
@@ -227,10 +235,13 @@ def test_roles_count_where_no_other_account_can_write_them():
         refused(path, "other accounts can replace")
         dirs = StateDir(folder / "state")
         make_own(dirs)
-        with pytest.raises(UsageError, match="other accounts can replace what lies in it"), opened_door(dirs):
+        with (
+            pytest.raises(UsageError, match="other accounts can replace what lies in it"),
+            supervised_gateway(dirs),
+        ):
             pass
         folder.chmod(0o755)
-        with pytest.raises(PliantError, match="cannot be"), opened_door(dirs, folder / "none.json"):
+        with pytest.raises(PliantError, match="cannot be"), supervised_gateway(dirs, folder / "none.json"):
             pass
         write_roles(path, operator=["ada"])
         refused(path, "did you mean")
@@ -293,7 +304,7 @@ def test_a_dead_door_is_opened_again_and_closed_with_its_run():
         run = Shared(folder)
         dirs = StateDir(run.state)
         make_own(dirs)
-        with opened_door(dirs):
+        with supervised_gateway(dirs):
             [door] = doors(dirs.path)
             assert answers(run)
             os.kill(door.pid, signal.SIGKILL)
@@ -329,12 +340,12 @@ def munge() -> Iterator[Munge]:
 @pytest.fixture
 def far(munge: Munge, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
     """A door that takes letters, of a run that seems to be on another host."""
-    monkeypatch.setattr(opening, "munge_socket", lambda: munge.socket)
+    monkeypatch.setattr(supervisor, "munge_socket", lambda: munge.socket)
     with all_may_enter() as folder:
         run = Shared(folder)
         dirs = StateDir(run.state)
         make_own(dirs)
-        with opened_door(dirs, munge=True):
+        with supervised_gateway(dirs, munge=True):
             found = json.loads(address_of(dirs).read_text())
             address_of(dirs).write_text(json.dumps({**found, "host": "elsewhere"}))
             yield run

@@ -29,9 +29,8 @@ from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.io import job_file
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted, one_line
-from pliant.tools.run.door import protocol as asked
-from pliant.tools.run.door.protocol import Foresee, error_of
-from pliant.tools.run.door.roles import (
+from pliant.tools.run.gateway import protocol as asked
+from pliant.tools.run.gateway.permissions import (
     HISTORY,
     STACKS,
     STATUS,
@@ -42,6 +41,7 @@ from pliant.tools.run.door.roles import (
     View,
     events_for,
 )
+from pliant.tools.run.gateway.protocol import Foresee, error_of
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -150,7 +150,7 @@ LOOK_S: Final = 0.25
 POLL_S: Final = 0.5
 
 
-class DoorAnswers:
+class RequestHandlers:
     """Serves requests to one state directory; may be asked by several threads at a time."""
 
     def __init__(self, dirs: StateDir) -> None:

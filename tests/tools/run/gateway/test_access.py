@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.door import access
-from pliant.tools.run.door.access import closed_to_others
+from pliant.tools.run.gateway import access
+from pliant.tools.run.gateway.access import closed_to_others
 
 
 @pytest.fixture

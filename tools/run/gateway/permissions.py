@@ -29,7 +29,7 @@ from pliant.schemas.event import ORDERS, Event
 from pliant.schemas.file_io.record import BoundedFloat, PositiveFloat, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import TeamStanding
-from pliant.tools.run.door.protocol import check_way
+from pliant.tools.run.gateway.protocol import check_way
 from pliant.tools.run.service.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import ROOT, Account, account_name
 from pliant.tools.run.statedir.log.fold import WORKER_EVENTS, JobLog, RunLog

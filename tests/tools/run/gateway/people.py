@@ -21,7 +21,7 @@ import pytest
 from rich.cells import cell_len
 
 from pliant.schemas.io import read_events, write_cluster
-from pliant.tools.run.door.protocol import SOCKET
+from pliant.tools.run.gateway.protocol import SOCKET
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster
 from tests.cli.calling import call
@@ -165,7 +165,7 @@ def import_commands() -> None:
     for name in ("pliant.tools.report.job_cost", "rich.live", "rich.progress"):
         importlib.import_module(name)
     cell_len("\N{HORIZONTAL ELLIPSIS}")  # reads tables of its own
-    for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):
+    for name in ("pliant.cli", "pliant.tools.run.gateway", "pliant.tools.run.watch"):
         package = importlib.import_module(name)
         for module in pkgutil.iter_modules(package.__path__, f"{name}."):
             if not module.name.endswith("__main__"):

@@ -8,7 +8,7 @@ import pytest
 
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.state import read_log
-from tests.tools.run.door.people import as_account, shared_run
+from tests.tools.run.gateway.people import as_account, shared_run
 from tests.tools.run.shared.in_sight import in_sight
 from tests.tools.run.shared.users import ANN, BOB, of_user
 from tests.tools.run.site import until

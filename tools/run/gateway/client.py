@@ -21,10 +21,17 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader, parse_events
 from pliant.schemas.io import job_file
 from pliant.schemas.job import Changes, Job, arriving_at
-from pliant.tools.run.door import protocol as asked
-from pliant.tools.run.door.letters import munge_for, send
-from pliant.tools.run.door.protocol import as_line, door_address, error_of, peer_of, pieces_from, value_in
-from pliant.tools.run.door.roles import HISTORY, STACKS, STATUS, USES, filled_in
+from pliant.tools.run.gateway import protocol as asked
+from pliant.tools.run.gateway.munge_transport import munge_for, send
+from pliant.tools.run.gateway.permissions import HISTORY, STACKS, STATUS, USES, filled_in
+from pliant.tools.run.gateway.protocol import (
+    as_line,
+    error_of,
+    gateway_address,
+    peer_of,
+    pieces_from,
+    value_in,
+)
 from pliant.tools.run.service import submit as own
 from pliant.tools.run.service.launching import at_home
 from pliant.tools.run.service.stacks import WorkerStack
@@ -182,7 +189,7 @@ class _Client:
 
     def _line(self, request: asked.Asked) -> bytes:
         if self._munge is not None:
-            with door_address(self._dirs):  # the way there is looked at
+            with gateway_address(self._dirs):  # the way there is looked at
                 return send(self._dirs, as_line(request.model_dump(mode="json")), self._munge)
         with self._connected() as connection:
             return bytes(self._sent(connection, request).readline())
@@ -230,7 +237,7 @@ class _Client:
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
             connection.settimeout(ANSWER_S)
             try:
-                with door_address(self._dirs) as address:
+                with gateway_address(self._dirs) as address:
                     connection.connect(address)
             except (FileNotFoundError, ConnectionRefusedError) as error:
                 text = f"no run serves {self._state} now, and nothing was asked: tell its operator"

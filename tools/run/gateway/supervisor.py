@@ -14,8 +14,8 @@ from typing import IO, Final
 from pliant.schemas.errors import PliantError, ServiceMissingError, UsageError
 from pliant.tools.run.backends.slurm.commands import ask, show_config
 from pliant.tools.run.backends.slurm.parsing import settings
-from pliant.tools.run.door.access import ADVICE, obstacle
-from pliant.tools.run.door.roles import read_roles
+from pliant.tools.run.gateway.access import ADVICE, obstacle
+from pliant.tools.run.gateway.permissions import read_roles
 from pliant.tools.run.statedir.directory import StateDir, make_shared
 
 AGAIN_S: Final = 1.0
@@ -24,7 +24,7 @@ _log = logging.getLogger("pliant")
 
 
 @contextmanager
-def opened_door(dirs: StateDir, roles: Path | None = None, *, munge: bool = False) -> Iterator[None]:
+def supervised_gateway(dirs: StateDir, roles: Path | None = None, *, munge: bool = False) -> Iterator[None]:
     """Let other accounts ask for something there; call it while this process holds the directory's lock.
 
     :param munge: serve the other hosts of a Slurm cluster, too.
@@ -37,7 +37,7 @@ def opened_door(dirs: StateDir, roles: Path | None = None, *, munge: bool = Fals
     if roles is not None:
         roles = roles.resolve()
         read_roles(roles)
-    keeper = _Keeper(dirs, roles, munge_socket() if munge else None)
+    keeper = _Supervisor(dirs, roles, munge_socket() if munge else None)
     keeper.start()
     try:
         yield
@@ -45,10 +45,10 @@ def opened_door(dirs: StateDir, roles: Path | None = None, *, munge: bool = Fals
         keeper.close()
 
 
-class _Keeper:
+class _Supervisor:
     def __init__(self, dirs: StateDir, roles: Path | None, socket: str | None) -> None:
         self._argv = [
-            *(sys.executable, "-P", "-m", "pliant.tools.run.door.server"),
+            *(sys.executable, "-P", "-m", "pliant.tools.run.gateway.server"),
             *(str(dirs.path), "" if roles is None else str(roles), *([] if socket is None else [socket])),
         ]
         self._closing = threading.Event()

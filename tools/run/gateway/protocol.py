@@ -59,14 +59,14 @@ _ERRORS: Final[Mapping[int, type[PliantError]]] = {
 _Ids = Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=100_000)]
 
 
-class DoorRequest(Record):
+class GatewayRequest(Record):
     """Of an account, for a state directory."""
 
     counts_as: ClassVar[int] = 1
     """Requests, before it is done: what it takes is charged at its end, while others may be made."""
 
 
-class SubmitJobs(DoorRequest):
+class SubmitJobs(GatewayRequest):
     """All of these jobs are to run, or none."""
 
     ask: Literal["submit"] = "submit"
@@ -78,14 +78,14 @@ class SubmitJobs(DoorRequest):
     """Give the one job, or the one array, a number where its id is in use."""
 
 
-class CancelJobs(DoorRequest):
+class CancelJobs(GatewayRequest):
     """These jobs are to end."""
 
     ask: Literal["cancel"] = "cancel"
     jobs: _Ids
 
 
-class OrderJobs(DoorRequest):
+class OrderJobs(GatewayRequest):
     """The same order for several jobs."""
 
     ask: Literal["jobs"] = "jobs"
@@ -96,7 +96,7 @@ class OrderJobs(DoorRequest):
     from_start: bool = False
 
 
-class OrderNodes(DoorRequest):
+class OrderNodes(GatewayRequest):
     """The same order for several nodes."""
 
     ask: Literal["nodes"] = "nodes"
@@ -107,27 +107,27 @@ class OrderNodes(DoorRequest):
     within_s: PositiveFloat | None = None
 
 
-class Look(DoorRequest):
+class Look(GatewayRequest):
     """Where the jobs stand."""
 
     ask: Literal["look"] = "look"
     ahead: bool = False
 
 
-class Describe(DoorRequest):
+class Describe(GatewayRequest):
     """What happened to one job, and its last error lines."""
 
     ask: Literal["describe"] = "describe"
     job: Identifier
 
 
-class MeasureUse(DoorRequest):
+class MeasureUse(GatewayRequest):
     """What the jobs that run use."""
 
     ask: Literal["use"] = "use"
 
 
-class ReadOutput(DoorRequest):
+class ReadOutput(GatewayRequest):
     """What a job printed."""
 
     ask: Literal["output"] = "output"
@@ -138,7 +138,7 @@ class ReadOutput(DoorRequest):
     rank: Annotated[int, Field(ge=0)] | None = None
 
 
-class ReadEvents(DoorRequest):
+class ReadEvents(GatewayRequest):
     """The log, as far as it is for all."""
 
     ask: Literal["events"] = "events"
@@ -148,14 +148,14 @@ class ReadEvents(DoorRequest):
     """Those alone that the cost of this job is told from."""
 
 
-class AwaitEnds(DoorRequest):
+class AwaitEnds(GatewayRequest):
     """How these jobs end."""
 
     ask: Literal["ends"] = "ends"
     jobs: _Ids
 
 
-class Foresee(DoorRequest):
+class Foresee(GatewayRequest):
     """What would become of the jobs that the account sees if something were different."""
 
     counts_as: ClassVar[int] = 20
@@ -174,7 +174,7 @@ class Foresee(DoorRequest):
     """Of that policy; through a door only its defaults, as one may name a file."""
 
 
-class ReadStacks(DoorRequest):
+class ReadStacks(GatewayRequest):
     """Where the workers of a job are."""
 
     counts_as: ClassVar[int] = 5
@@ -287,7 +287,7 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 @contextmanager
-def door_address(dirs: StateDir) -> Iterator[str]:
+def gateway_address(dirs: StateDir) -> Iterator[str]:
     """The socket's address, through a descriptor of its folder.
 
     :raises UsageError: the folder, or one above it, is not as only root and its owner could have made it.

@@ -5,7 +5,7 @@ import json
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.run.statedir.directory import StateDir
-from tests.tools.run.door.people import ADA, BOB, EVE, LEA, NODE, OPS, ROLES, Shared
+from tests.tools.run.gateway.people import ADA, BOB, EVE, LEA, NODE, OPS, ROLES, Shared
 from tests.tools.run.site import until
 
 

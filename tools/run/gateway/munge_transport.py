@@ -30,8 +30,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder
-from pliant.tools.run.door.protocol import as_line, said, with_value
-from pliant.tools.run.door.roles import Person
+from pliant.tools.run.gateway.permissions import Person
+from pliant.tools.run.gateway.protocol import as_line, said, with_value
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 
 LIVES_S: Final = 60

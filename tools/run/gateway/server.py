@@ -26,14 +26,15 @@ from pydantic import ValidationError
 from pliant.schemas.errors import BadInputError, LockedError, PliantError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.text import counted, harmless
-from pliant.tools.run.door.answers import DoorAnswers
-from pliant.tools.run.door.letters import taking_letters
-from pliant.tools.run.door.protocol import (
+from pliant.tools.run.gateway.handlers import RequestHandlers
+from pliant.tools.run.gateway.munge_transport import taking_letters
+from pliant.tools.run.gateway.permissions import AccountLimits, Person, RolesFile
+from pliant.tools.run.gateway.protocol import (
     LINE_S,
     REQUEST,
     SEND_S,
     as_line,
-    door_address,
+    gateway_address,
     last_piece,
     peer_of,
     piece,
@@ -41,7 +42,6 @@ from pliant.tools.run.door.protocol import (
     said,
     with_value,
 )
-from pliant.tools.run.door.roles import AccountLimits, Person, RolesFile
 from pliant.tools.run.statedir.directory import StateDir
 
 BACKLOG: Final = 512
@@ -104,10 +104,10 @@ class Complaints:
         _log.warning("door: %s: refused: %s%s", who.account, harmless(text), more)
 
 
-class DoorServer:
+class GatewayServer:
     """Serves the requests of other accounts until it is closed."""
 
-    def __init__(self, answers: DoorAnswers, roles: RolesFile) -> None:
+    def __init__(self, answers: RequestHandlers, roles: RolesFile) -> None:
         self._answers = answers
         self._roles = roles
         self._allowances: dict[int, Allowance] = {}
@@ -256,7 +256,7 @@ def _pass_on(connection: socket.socket, pieces: Iterator[bytes]) -> None:
 def listen(dirs: StateDir) -> socket.socket:
     """The socket of a state directory's door, in the place of one that an earlier run left."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with door_address(dirs) as address:
+    with gateway_address(dirs) as address:
         with suppress(FileNotFoundError):
             os.unlink(address)
         listening.bind(address)
@@ -275,7 +275,7 @@ def main(state: str, roles: str = "", munge: str | None = None) -> int:
     os.setgroups([])
     try:
         in_force = RolesFile(Path(roles) if roles else None)
-        door = DoorServer(DoorAnswers(dirs), in_force)
+        door = GatewayServer(RequestHandlers(dirs), in_force)
         with closing(listen(dirs)) as listening, taking_letters(dirs, door, munge):
             os.write(1, b"!")
 

@@ -10,13 +10,13 @@ import pytest
 
 from pliant.cli.ahead import enlarged
 from pliant.schemas.errors import InfeasibleError, UsageError
-from pliant.tools.run.door import answers
-from pliant.tools.run.door.opening import opened_door
-from pliant.tools.run.door.protocol import Foresee
-from pliant.tools.run.door.roles import Person
+from pliant.tools.run.gateway import handlers
+from pliant.tools.run.gateway.permissions import Person
+from pliant.tools.run.gateway.protocol import Foresee
+from pliant.tools.run.gateway.supervisor import supervised_gateway
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster, job
-from tests.tools.run.door import people
+from tests.tools.run.gateway import people
 from tests.tools.run.live_states import live_state
 
 
@@ -37,7 +37,7 @@ def door() -> Iterator[people.Shared]:
         people.import_commands()  # which log elsewhere
         with pytest.MonkeyPatch.context() as patch, closing(said):
             patch.setattr(logging.getLogger("pliant"), "handlers", [said])
-            with opened_door(StateDir(run.state), roles):
+            with supervised_gateway(StateDir(run.state), roles):
                 yield run
 
 
@@ -95,8 +95,8 @@ def test_no_code_and_no_file_of_an_account_is_read_by_root(queue: people.Shared,
 
 def test_the_time_of_its_process_is_charged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said = """print('{"ok": true, "cpu_s": 1.5}', '[]', sep=chr(10), end='')"""
-    monkeypatch.setattr(answers, "ASKED", ("-c", said))
-    asks = answers.Foresight(tmp_path)
+    monkeypatch.setattr(handlers, "ASKED", ("-c", said))
+    asks = handlers.Foresight(tmp_path)
     assert asks.of(Foresee(add_nodes="2"), Person.of(people.EVE), (), ()) == b"[]"
     assert [asks.spent_s(people.EVE), asks.spent_s(people.EVE)] == [1.5, 0.0]
 
@@ -115,9 +115,9 @@ def test_a_question_that_takes_too_much_ends_with_the_reason(tmp_path, monkeypat
         f"ahead.CPU_S = int(time.process_time()) + 2\ndef foreseen(*_):\n    {does}\n"
         "ahead.foreseen = foreseen\nahead.main(sys.argv[1])"
     )
-    monkeypatch.setattr(answers, "ASKED", ("-c", script))
+    monkeypatch.setattr(handlers, "ASKED", ("-c", script))
     with pytest.raises(InfeasibleError, match=error):
-        answers.Foresight(tmp_path).of(Foresee(add_nodes="2"), Person.of(people.EVE), (), ())
+        handlers.Foresight(tmp_path).of(Foresee(add_nodes="2"), Person.of(people.EVE), (), ())
 
 
 @pytest.mark.parametrize("number", ["0", "10001", "1000000000", "99999999999999999999"])
