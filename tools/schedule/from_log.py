@@ -233,13 +233,13 @@ def _apply_slot(session: Session, event: Event) -> None:
     if event.event == "slot_up":
         session.restore(slot, event.time)
         if event.job is not None:
-            session.withheld.release(event.job)
+            session.quarantine.release(event.job)
         return
     until_s = event.time + float(detail["seconds"])
     if event.job is None:
         session.withdraw(slot, event.time, until_s)
     else:
-        session.withheld.bar(event.job, slot, until_s)
+        session.quarantine.bar(event.job, slot, until_s)
 
 
 def _apply_holdings(session: Session, events: Sequence[Event]) -> None:
@@ -286,7 +286,7 @@ def _apply_job(session: Session, event: Event, job_id: str) -> None:
 def _apply_wait(session: Session, event: Event) -> None:
     seconds = (event.detail or {}).get("wait_seconds")
     if seconds is not None and event.job is not None:
-        session.withheld.hold(event.job, event.time + float(seconds))
+        session.quarantine.hold(event.job, event.time + float(seconds))
 
 
 def correct(job: JobState, event: Event) -> None:

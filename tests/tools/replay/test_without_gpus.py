@@ -131,7 +131,7 @@ def test_they_keep_away_from_places_that_failed_and_each_node_is_looked_at_once(
     session = Session(make_policy("fifo"), NODES, CurveThroughput())
     for name in "ab":
         session.submit(prepare(name, 3), 0.0)
-    session.withheld.bar("a", "cores/1024", 20.0)
+    session.quarantine.bar("a", "cores/1024", 20.0)
     session.decide(0.0)
     assert [session.jobs[name].placement for name in "ab"] == [(("gpus", 1),), (("cores", 1),)]
     for until_s, name in ((30.0, "cores"), (40.0, "gpus")):

@@ -277,7 +277,7 @@ def test_slots_after_a_repair_are_as_the_other_lines_say(tmp_path: Path, repaire
     assert read_log(out.path).suspects.slots == {"n0/3": {"a": 1}}
     _, events = LogView(out).history(Basis.of(NODES, None))[:2]
     session = session_from_events(events, make_policy("fifo"), NODES, CurveThroughput())
-    assert dict(session.withheld.out_of_service) == {"n0/3": BEGAN_S + 602}
+    assert dict(session.quarantine.out_of_service) == {"n0/3": BEGAN_S + 602}
     assert session.free.free_on("n0") == 0
 
 

@@ -77,7 +77,7 @@ class Decisions:
         if interval_s is not None and session.jobs:
             quiet_until_s = float("-inf") if session.has_news else session.quiet_until_s
             next_s = max(self.asked_s + interval_s, quiet_until_s)
-        wishes = (session.withheld.next_s, session.ask_again_s)
+        wishes = (session.quarantine.next_s, session.ask_again_s)
         return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.asked_s)])
 
     def decide(

@@ -62,9 +62,9 @@ from pliant.tools.run.statedir.state import ScheduleFile, Sink, State
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.registry import label_of
+from pliant.tools.schedule.session.quarantine import node_of
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.withheld import node_of
 
 STATE_NAME: Final = "pliant-state"
 RETRIES: Final = 3
@@ -414,7 +414,7 @@ class Loop:
         job, session = self.session.jobs.get(found.job_id), self.session
         if job is None or self.state.log.jobs[found.job_id].straggled:
             return False
-        hidden, slow = session.withheld.hidden_from(job.id), node_of(found.slot)
+        hidden, slow = session.quarantine.hidden_from(job.id), node_of(found.slot)
         free = {
             node.name: session.free.free_on(node.name) - hidden.get(node.name, 0)
             for node in session.nodes

@@ -20,7 +20,7 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.schedule.session.withheld import node_of
+from pliant.tools.schedule.session.quarantine import node_of
 
 EVERY_S: Final = 60.0
 """The file is never older than this while a run turns."""

@@ -23,7 +23,7 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.worker_reports import refined
-from pliant.tools.schedule.session.withheld import node_of
+from pliant.tools.schedule.session.quarantine import node_of
 
 MARKED_S: Final = 3600.0
 """For how long no job gets a slot on which a worker straggled, at least."""

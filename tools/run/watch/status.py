@@ -54,9 +54,9 @@ from pliant.tools.schedule.from_log import SessionFold, session_for_run
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy, policy_class
+from pliant.tools.schedule.session.quarantine import node_of
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.withheld import node_of
 
 AHEAD_S: Final = 5.0
 """After this time a watcher predicts again even if it has seen nothing new: speeds change."""

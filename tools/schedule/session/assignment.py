@@ -18,7 +18,7 @@ from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.holdings import Holding, Transition
-from pliant.tools.schedule.session.withheld import Withheld
+from pliant.tools.schedule.session.quarantine import Quarantine
 
 DemandsOf = Callable[[Mapping[str, Target]], "Demands"]
 """Given the targets of the jobs that move, what the others leave."""
@@ -73,7 +73,7 @@ def assign(
     jobs: Mapping[str, JobState],
     free: FreeGpus,
     speeds: Speeds,
-    withheld: Withheld | None = None,
+    quarantine: Quarantine | None = None,
     *,
     in_part: bool = False,
     demands: DemandsOf | None = None,
@@ -92,10 +92,10 @@ def assign(
     :param accumulates: also to sizes that need several micro-steps for a step.
     :param cut: jobs that have just given up GPUs: what they kept is theirs, also where others would be closer
         together with it, so that they train on.
-    :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
+    :raises PlacementTakenError: a place that the policy named is not free, though nothing is in quarantine.
     :raises NoPlaceError: for jobs that may run on some nodes of a type only.
     """
-    limits = withheld or Withheld()
+    limits = quarantine or Quarantine()
     moving = targets
     stay: set[str] = set()
     while True:
@@ -160,7 +160,7 @@ def start(
 class _World:
     free: FreeGpus
     speeds: Speeds
-    withheld: Withheld
+    quarantine: Quarantine
     demands: Demands | None
     sizes_jobs: bool
     accumulates: bool
@@ -261,10 +261,10 @@ def _turn(job: JobState, target: Target) -> tuple[int, int]:
 
 def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, world: _World) -> Holding | None:
     """The place of the job to share with, where the two can share it."""
-    withheld, left = world.withheld, world.demands
-    if gpus_of(gpus) != target.gpus or withheld.held_until_s(job.id) is not None:
+    quarantine, left = world.quarantine, world.demands
+    if gpus_of(gpus) != target.gpus or quarantine.held_until_s(job.id) is not None:
         return None
-    if any(name in withheld.hidden_from(job.id) for name, _ in gpus) or world.free.bars(gpus, job.barred):
+    if any(name in quarantine.hidden_from(job.id) for name, _ in gpus) or world.free.bars(gpus, job.barred):
         return None
     if world.free.splits(gpus, job.per_replica):
         return None
@@ -310,23 +310,23 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
 
 
 def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
-    """A place without withheld GPUs, and without GPUs that would slow the job down."""
-    withheld = world.withheld.next_s < math.inf
-    place = _without_withheld(job, target, world) if withheld else _choose(job, target, world)
+    """A place without quarantined GPUs, and without GPUs that would slow the job down."""
+    quarantined = world.quarantine.next_s < math.inf
+    place = _without_quarantined(job, target, world) if quarantined else _choose(job, target, world)
     if not (place and world.sizes_jobs and may_get_fewer(job, target)):
         return place
     batch = target.global_batch or job.global_batch
     return world.speeds.useful_part(job, place, batch, accumulates=world.accumulates)
 
 
-def _without_withheld(job: JobState, target: Target, world: _World) -> NodeGpus | None:
-    free, withheld = world.free, world.withheld
-    if target.gpus > job.gpus and withheld.held_until_s(job.id) is not None:
+def _without_quarantined(job: JobState, target: Target, world: _World) -> NodeGpus | None:
+    free, quarantine = world.free, world.quarantine
+    if target.gpus > job.gpus and quarantine.held_until_s(job.id) is not None:
         return None
     own = dict(job.placement)
     hidden = tuple(
         (name, count)
-        for name, most in withheld.hidden_from(job.id).items()
+        for name, most in quarantine.hidden_from(job.id).items()
         if (count := min(most, free.free_on(name) - own.get(name, 0))) > 0
     )
     if not hidden:

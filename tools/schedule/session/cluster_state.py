@@ -29,7 +29,7 @@ from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.session.awaited import wait_of
 from pliant.tools.schedule.session.commands import Commands, first_holder
 from pliant.tools.schedule.session.holdings import Holding, Step, Transition, company_in, hold, step_of
-from pliant.tools.schedule.session.withheld import Withheld, node_of
+from pliant.tools.schedule.session.quarantine import Quarantine, node_of
 from pliant.tools.schedule.snapshot import Change, ChangeKind
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ClusterState:
         self.cores_change = False
         # Samples per second of jobs that began or stopped sharing GPUs; the caller clears it.
         self.slowed: dict[str, float] = {}
-        self.withheld = Withheld()
+        self.quarantine = Quarantine()
         self.now_s = 0.0
         # GPUs of the nodes that are up.
         self.up_gpus = sum(node.gpus for node in self.nodes)
@@ -170,8 +170,8 @@ class ClusterState:
         state, time_s, hidden = self.jobs[job_id], self._at(time_s), self.commands.hide_jobs
         partner = self._give_back(job_id, time_s) if hidden else None
         del self.jobs[job_id]
-        if self.withheld.next_s < inf:
-            self.withheld.release(job_id)
+        if self.quarantine.next_s < inf:
+            self.quarantine.release(job_id)
         self._leave(state, time_s)
         self._hold(state, time_s, ())
         self.ended[job_id] = state
@@ -446,7 +446,7 @@ class ClusterState:
         node, time_s = self.free.node(name), self._at(time_s)
         if name in self.commands.drained:
             self._resume_drained(node, time_s)
-        for slot in self.withheld.until_resumed(name, time_s):
+        for slot in self.quarantine.until_resumed(name, time_s):
             self.restore(slot, time_s)
 
     def _resume_drained(self, node: NodeState, time_s: float) -> None:
@@ -488,16 +488,16 @@ class ClusterState:
         :raises ValueError: no GPU of the node is free.
         """
         node, time_s = self.free.node(node_of(slot)), self._at(time_s)
-        if slot not in self.withheld.out_of_service and is_of_gpu(slot):
+        if slot not in self.quarantine.out_of_service and is_of_gpu(slot):
             if node.up:
                 self.free.take(((node.name, 1),))
             self._resize(node, -1, time_s)
-        self.withheld.withdraw(slot, until_s)
+        self.quarantine.withdraw(slot, until_s)
 
     def restore(self, slot: str, time_s: float) -> None:
         """A slot proved good: every job may get it again."""
         time_s = self._at(time_s)
-        if self.withheld.restore(slot):
+        if self.quarantine.restore(slot):
             self._put_back(slot, time_s)
 
     def advance(self, time_s: float) -> None:
@@ -513,9 +513,9 @@ class ClusterState:
 
     def _at(self, time_s: float) -> float:
         self.now_s = now_s = time_s if time_s > self.now_s else self.now_s
-        if now_s >= self.withheld.next_s:
+        if now_s >= self.quarantine.next_s:
             self.cores_change = self.cores_change or bool(self.commands.on_cpus)
-            for until_s, slot in self.withheld.expire(now_s):
+            for until_s, slot in self.quarantine.expire(now_s):
                 self._put_back(slot, until_s)
         return now_s
 

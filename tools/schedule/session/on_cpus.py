@@ -14,7 +14,7 @@ from pliant.schemas.checks import Amounts, Capacities, Constraint, fitting, serv
 from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.session.assignment import Demands
-from pliant.tools.schedule.session.withheld import Withheld
+from pliant.tools.schedule.session.quarantine import Quarantine
 
 
 class _Kind(NamedTuple):
@@ -61,14 +61,14 @@ class CpuStarts:
         left: Demands,
         free: FreeGpus,
         capacities: Capacities,
-        withheld: Withheld,
+        quarantine: Quarantine,
     ) -> None:
         """:param nodes: that are up, those to be taken first first."""
         self._nodes = nodes
         self._left = left
         self._free = free
         self._capacities = capacities
-        self._withheld = withheld
+        self._quarantine = quarantine
         # By kind the first node that may have room.
         self._at: dict[_Kind, int] = {}
         self._awaited: dict[_Awaited, None] = {}
@@ -95,7 +95,7 @@ class CpuStarts:
 
     def _place(self, job: JobState) -> NodeState | None:
         """Book a node for a job; None if it has to wait."""
-        hidden, demand = frozenset(self._withheld.hidden_from(job.id)), job.spec.resources.worker
+        hidden, demand = frozenset(self._quarantine.hidden_from(job.id)), job.spec.resources.worker
         kind = _Kind(self._capacities.constraint_of(job.spec), tuple(demand.items()), hidden)
         for at in range(self._at.get(kind, 0), len(self._nodes)):
             node = self._nodes[at]

@@ -50,7 +50,7 @@ _NODE: Final = NodeState.__slots__
 _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
-        *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
+        *("quarantine", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
         *("commands", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut", "_trims"),
         *("_to_come", "_alike", "_outlasts_ends", "_unseen", "_without_at_s"),
     )
@@ -95,7 +95,7 @@ class SessionFacts:
     """Its attributes with plain values."""
     nodes: Mapping[str, Mapping[str, Any]]
     """What differs from the cluster."""
-    withheld: Mapping[str, Any]
+    quarantine: Mapping[str, Any]
     active: Sequence[str]
     """Job ids, in their order."""
     ended: Sequence[str]
@@ -149,7 +149,7 @@ def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: 
         events=events,
         session={name: _plain(value) for name, value in _own_values(session)},
         nodes={name: found for name, found in nodes.items() if found},
-        withheld={name: _plain(value) for name, value in vars(session.withheld).items()},
+        quarantine={name: _plain(value) for name, value in vars(session.quarantine).items()},
         active=list(session.jobs),
         ended=list(session.ended),
         changes=[*before, *map(_raw_change, session.changes)],
@@ -189,7 +189,7 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
             _take_up_usage(session, value)
             continue
         (commands if name in commands else vars(session))[name] = _shaped(value)
-    vars(session.withheld).update({name: _shaped(value) for name, value in facts.withheld.items()})
+    vars(session.quarantine).update({name: _shaped(value) for name, value in facts.quarantine.items()})
     session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
     ended = {job_id: saved.jobs[job_id] for job_id in facts.ended}
     session.ended = states_kept_small(ended, saved.spec_of)

@@ -42,8 +42,8 @@ from pliant.tools.schedule.session.assignment import (
 from pliant.tools.schedule.session.cluster_state import ClusterState, is_of_gpu, make
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
 from pliant.tools.schedule.session.on_cpus import CpuStarts
+from pliant.tools.schedule.session.quarantine import node_of
 from pliant.tools.schedule.session.rules import RuleBook
-from pliant.tools.schedule.session.withheld import node_of
 from pliant.tools.schedule.snapshot import ENDS, Change, Snapshot
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Session(ClusterState):
         changes = self.changes
         if not self._outlasts_ends or not changes or changes[-1][1] not in ENDS:
             return False
-        if self._some_must_leave or self._refused or self.cores_change or self.withheld.next_s < math.inf:
+        if self._some_must_leave or self._refused or self.cores_change or self.quarantine.next_s < math.inf:
             return False
         if len(changes) > 1 and any(change.kind not in ENDS for change in changes):
             return False
@@ -370,14 +370,14 @@ class Session(ClusterState):
             for job_id in commands.on_cpus
             if not (job := jobs[job_id]).gpus
             and not (job_id in commands.held or commands.keeps_waiting(job_id))
-            and self.withheld.held_until_s(job_id) is None
+            and self.quarantine.held_until_s(job_id) is None
         ]
         if not waiting:
             return []
-        closed = {node_of(slot) for slot in self.withheld.out_of_service if not is_of_gpu(slot)}
+        closed = {node_of(slot) for slot in self.quarantine.out_of_service if not is_of_gpu(slot)}
         open_nodes = [node for node in self.nodes if node.up and node.name not in closed]
         open_nodes.sort(key=lambda node: (node.made_gpus > 0, self.free.free_on(node.name), node.index))
-        places = CpuStarts(open_nodes, self._left_by_others({}), self.free, self.capacities, self.withheld)
+        places = CpuStarts(open_nodes, self._left_by_others({}), self.free, self.capacities, self.quarantine)
         starts = places.starts(waiting, self._could_start())
         found = [self._change(job, ((node.name, 1),), job.global_batch, time_s) for job, node in starts]
         return [change for change in found if change is not None]
@@ -386,7 +386,7 @@ class Session(ClusterState):
         """Jobs with demands that wait though enough GPUs are free, and the fewest that they start on."""
         by_type, rigid = self.free.by_type, self.policy.elasticity == "none"
         for job in self.in_play.values():
-            if job.gpus or not job.takes_room or self.withheld.held_until_s(job.id) is not None:
+            if job.gpus or not job.takes_room or self.quarantine.held_until_s(job.id) is not None:
                 continue
             least = job.requested if rigid else job.min_gpus
             if any(count >= least and job.may_use(kind) for kind, count in by_type.items()):
@@ -564,7 +564,7 @@ class Session(ClusterState):
         for job_id, target in _sharing_last(targets):
             job, place = jobs[job_id], places.get(job_id)
             if place is None and changes_gpus(job, target):
-                scarce = self.withheld.next_s < math.inf or self.kept_until_s or job.room is not None
+                scarce = self.quarantine.next_s < math.inf or self.kept_until_s or job.room is not None
                 if not job.gpus and scarce:
                     self._refused.append(Change(time_s, "lost", job))
                 continue  # no GPU type has enough GPUs for it: it keeps what it has
@@ -579,7 +579,7 @@ class Session(ClusterState):
     def _change_plainly(self, decision: Decision, time_s: float) -> list[Transition] | None:
         """What most decisions come to: jobs stop, and others start. Returns None if anything else changes."""
         targets, jobs = decision.targets, self.jobs
-        if decision.rejected or self.withheld.next_s < math.inf:
+        if decision.rejected or self.quarantine.next_s < math.inf:
             return None
         if len(targets) == 1:  # one job starts, as most often
             ((job_id, target),) = targets.items()
@@ -692,7 +692,7 @@ class Session(ClusterState):
                 self.jobs,
                 self.free,
                 self.speeds,
-                self.withheld,
+                self.quarantine,
                 in_part=bool(self.kept_until_s),
                 demands=self._left_by_others if demanding else None,
                 sizes_jobs=self._trims,

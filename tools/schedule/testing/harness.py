@@ -401,7 +401,7 @@ def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
     session, time_s = held.session, held.time_s
     match op.kind:
         case "hold":
-            session.withheld.hold(job_id, time_s + op.index)
+            session.quarantine.hold(job_id, time_s + op.index)
         case "hold_back":
             session.hold_back(job_id, time_s, "its owner")
         case "let_go" if session.commands.held:

@@ -313,7 +313,7 @@ class World:
         again.advance(session.now_s)
         assert placed(again) == placed(session)
         assert seen_of_nodes(again) == seen_of_nodes(session)
-        assert again.withheld.out_of_service.keys() == session.withheld.out_of_service.keys()
+        assert again.quarantine.out_of_service.keys() == session.quarantine.out_of_service.keys()
         assert again.ended.keys() == session.ended.keys()
         held = {job_id for job_id, job in log.active.items() if job.held is not None}
         assert again.commands.held.keys() == session.commands.held.keys() == held

@@ -79,7 +79,7 @@ from pliant.tools.run.statedir.failures import (
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 from pliant.tools.schedule.session.awaited import Wait, wait_of
 from pliant.tools.schedule.session.commands import first_holder
-from pliant.tools.schedule.session.withheld import node_of
+from pliant.tools.schedule.session.quarantine import node_of
 
 
 @dataclass(slots=True)

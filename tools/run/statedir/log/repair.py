@@ -52,7 +52,7 @@ from pliant.tools.run.statedir.log.snapshot import (
     take_up,
 )
 from pliant.tools.schedule.jobs import NodeGpus
-from pliant.tools.schedule.session.withheld import node_of
+from pliant.tools.schedule.session.quarantine import node_of
 
 _REASON: Final = "the log was repaired: a line about its GPUs is lost"
 _WORD: Final = re.compile(rb'"(event|job)":"([A-Za-z0-9._-]{1,128})"')

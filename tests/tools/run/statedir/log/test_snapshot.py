@@ -43,9 +43,9 @@ from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
+from pliant.tools.schedule.session.quarantine import node_of
 from pliant.tools.schedule.session.saved import Basis, LazyDict, Past, SavedSession
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.withheld import node_of
 from tests.builders import job
 from tests.cli.calling import call
 from tests.tools.run.simulated.hazard import Death, Hazard
@@ -336,7 +336,7 @@ def assert_fits_together(events: Sequence[Event]) -> None:
     assert fit_together(kept, NODE_GPUS) == (kept, []), "it is as it should be now"
     log, session = fold(kept), run_of(kept)
     assert placements(log.active) == placements(session.jobs), "status, the next run and its policy agree"
-    assert log.out_of_service(log.last_s).keys() == session.withheld.out_of_service.keys()
+    assert log.out_of_service(log.last_s).keys() == session.quarantine.out_of_service.keys()
     taken = Counter[str](node_of(slot) for slot in log.out_of_service(log.last_s))
     for job_id, known in log.active.items():
         if known.beside is None or job_id < known.beside:
@@ -681,8 +681,8 @@ def test_wherever_a_log_is_cut_slots_and_retries_are_as_before(tmp_path: Path) -
             session, where = run_of(restored), f"{behind} events, cut behind {left}"
             assert fold(restored) == known, where
             assert restoring(restored, known) == [], where
-            assert session.withheld.out_of_service == there.withheld.out_of_service, where
-            assert session.withheld.held_until_s("b") == there.withheld.held_until_s("b"), where
+            assert session.quarantine.out_of_service == there.quarantine.out_of_service, where
+            assert session.quarantine.held_until_s("b") == there.quarantine.held_until_s("b"), where
             assert [session.free.free_on(name) for name in NODE_GPUS] == [
                 there.free.free_on(name) for name in NODE_GPUS
             ], where

@@ -1,4 +1,4 @@
-"""What is withheld for a time: a slot from all jobs, a slot from one job, further GPUs from one job.
+"""What is in quarantine: a slot from all jobs, a slot from one job, further GPUs from one job.
 
 A slot that workers die on is out of service until its time is over; a job that cannot use one slot may still
 get the others; a job that fails wherever it grows keeps what it has. Policies know counts of GPUs and no
@@ -17,14 +17,14 @@ LONG_S: Final = 86_400.0
 """A slot that is out of service for longer than this waits for an operator to resume its node."""
 
 
-class Withheld:
+class Quarantine:
     """Slots are written ``node/index``; times are on the session's clock."""
 
     def __init__(self) -> None:
         self._slots: dict[str, float] = {}
         self._pairs: dict[tuple[str, str], float] = {}
         self._jobs: dict[str, float] = {}
-        # When something is over; infinity: nothing is withheld.
+        # When something is over; infinity: nothing is in quarantine.
         self.next_s = math.inf
 
     @property

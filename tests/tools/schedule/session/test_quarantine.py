@@ -11,7 +11,7 @@ from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.withheld import LONG_S, Withheld
+from pliant.tools.schedule.session.quarantine import LONG_S, Quarantine
 from tests.builders import cluster, job, session, sizes
 from tests.tools.schedule.histories import submitted
 from tests.tools.schedule.session.test_session import Says, opened, steps
@@ -56,7 +56,7 @@ def test_policies_see_no_slot_that_is_out_of_service() -> None:
 
 def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
     held = opened(cluster(1, 2), GROWS, job("b"))
-    held.withheld.bar("a", "n0/0", 60)
+    held.quarantine.bar("a", "n0/0", 60)
     assert steps(held, 0, a=1) == [("a", "start")]
     assert held.jobs["a"].placement == (("n1", 1),)
     assert steps(held, 1, a=3, b=0) == [], "with the slot of n0 it would be one too few"
@@ -64,10 +64,10 @@ def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
     assert held.jobs["b"].placement == (("n0", 1),)
     steps(held, 3, b=0)
     assert steps(held, 60, a=3) == [("a", "grow")], "the time is over"
-    # A named place is not taken while it is withheld.
+    # A named place is not taken while it is quarantine.
     held = opened(cluster(1, 1), GROWS, job("b", low=1, high=2))
     steps(held, 0, a=Target(1, placement=(("n0", 1),)), b=Target(1, placement=(("n1", 1),)))
-    held.withheld.bar("a", "n1/0", 60)
+    held.quarantine.bar("a", "n1/0", 60)
     swap = {"a": Target(1, placement=(("n1", 1),)), "b": Target(1, placement=(("n0", 1),))}
     assert steps(held, 1, **swap) == []
     assert sizes(held) == {"a": 1, "b": 1}
@@ -77,7 +77,7 @@ def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
 def test_a_job_that_is_held_shrinks_but_does_not_grow() -> None:
     held = opened(cluster(4), GROWS)
     steps(held, 0, a=2)
-    held.withheld.hold("a", 60)
+    held.quarantine.hold("a", 60)
     assert steps(held, 1, a=4) == []
     assert steps(held, 2, a=1) == [("a", "shrink")]
     assert steps(held, 60, a=4) == [("a", "grow")]
@@ -85,7 +85,7 @@ def test_a_job_that_is_held_shrinks_but_does_not_grow() -> None:
     held = session(make_policy("fifo"), cluster(1))
     held.submit(job("a"), 0)
     held.submit(job("b"), 0)
-    held.withheld.hold("a", 60)
+    held.quarantine.hold("a", 60)
     held.decide(0)
     assert sizes(held) == {}
     held.decide(1)
@@ -94,7 +94,7 @@ def test_a_job_that_is_held_shrinks_but_does_not_grow() -> None:
 
 
 def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
-    withheld = Withheld()
+     Q=quarantine = Q= Quarantine()
     withheld.bar("a", "n0/0", 60)
     withheld.bar("b", "n0/0", 70)
     withheld.bar("b", "n1/0", 80)
@@ -109,7 +109,7 @@ def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
     assert withheld.restore("n1/0") is True
     assert withheld.next_s == math.inf
     # Slots that wait for an operator are out for over a day.
-    withheld = Withheld()
+     Q=quarantine = Q= Quarantine()
     for slot, until_s in (("n0/0", 2 * LONG_S), ("n0/1", LONG_S), ("n1/0", 2 * LONG_S)):
         withheld.withdraw(slot, until_s)
     assert withheld.until_resumed("n0", 10) == ["n0/0"]
@@ -132,11 +132,11 @@ def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
         return held
 
     def state(held: Session) -> tuple[object, ...]:
-        return held.up_gpus, held.withheld.held_until_s("a"), held.withheld.hidden_from("a")
+        return held.up_gpus, held.quarantine.held_until_s("a"), held.quarantine.hidden_from("a")
 
     assert state(at(20)) == (3, 39, {"n0": 1})
     assert state(at(40)) == (3, None, {"n0": 1})
-    assert at(40).withheld.next_s == 69
+    assert at(40).quarantine.next_s == 69
     assert state(at(69)) == (4, None, {})
     assert state(at(20, Event(15, "slot_up", "a", detail={"slot": "n1/0"})))[:2] == (4, None)
 
