@@ -150,7 +150,7 @@ class Story:
         return spec.model_copy(update={"after": after, "array": array, "hold": self._random.random() < 0.1})
 
     def _cancel_hopeless(self) -> None:
-        for job_id, reason in self.session.end_hopeless(self.now_s).items():
+        for job_id, reason in self.session.end_unsatisfiable(self.now_s).items():
             self.events.append(events.cancel_event(job_id, self.now_s, reason))
 
     def _node(self) -> None:

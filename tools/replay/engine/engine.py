@@ -143,7 +143,7 @@ class Engine:
                 break
             self._now_s = now_s
             self._happen(now_s)
-            if commands.hopeless:
+            if commands.unsatisfiable:
                 self._cancel_hopeless(now_s)
             if slowed or interfere:
                 running.heed_neighbours(now_s)
@@ -268,7 +268,7 @@ class Engine:
 
     def _cancel_hopeless(self, now_s: float) -> None:
         self._quiet_decisions = 0
-        for job_id, reason in self.session.end_hopeless(now_s).items():
+        for job_id, reason in self.session.end_unsatisfiable(now_s).items():
             self.counters.cancelled += 1
             self.log.add(now_s, "cancel", job_id, gpus=0, detail=compact_json({"reason": reason}))
             self._tell_progress()
@@ -311,7 +311,7 @@ class Engine:
             if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.log_gpus, detail=words)
-        if session.commands.hopeless:
+        if session.commands.unsatisfiable:
             self._cancel_hopeless(now_s)
         if self._forecasts is not None:
             for job, detail in self._forecasts.due(session, now_s):

@@ -269,7 +269,7 @@ class Loop:
         self.state.record(here)
         happened |= bool(here)
         happened |= self._hear(self.clock())
-        if self.session.commands.hopeless:
+        if self.session.commands.unsatisfiable:
             self._cancel_hopeless()
         if happened or self._now() >= self._decisions.ask_at_s():
             self._decide(self._decisions)

@@ -26,8 +26,8 @@ from pliant.tools.schedule.jobs import (
 )
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
-from pliant.tools.schedule.session.awaited import wait_of
 from pliant.tools.schedule.session.commands import Commands, first_holder
+from pliant.tools.schedule.session.dependencies import wait_of
 from pliant.tools.schedule.session.holdings import Holding, Step, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.quarantine import Quarantine, node_of
 from pliant.tools.schedule.snapshot import Change, ChangeKind
@@ -186,13 +186,13 @@ class ClusterState:
         self._move_up(state.spec, time_s)
         return state
 
-    def end_hopeless(self, time_s: float, outcome: End = "cancelled") -> dict[str, str]:
+    def end_unsatisfiable(self, time_s: float, outcome: End = "cancelled") -> dict[str, str]:
         """End the jobs that wait for jobs which ended otherwise than they had to; returns them, and why."""
         found: dict[str, str] = {}
-        while hopeless := dict(self.commands.hopeless):
-            for job_id in hopeless:
+        while unsatisfiable := dict(self.commands.unsatisfiable):
+            for job_id in unsatisfiable:
                 self.end(job_id, time_s, outcome)
-            found |= hopeless
+            found |= unsatisfiable
         return found
 
     def revive(self, job_id: str, time_s: float) -> None:
@@ -228,8 +228,8 @@ class ClusterState:
         array = job.spec.array
         if wait is not None:
             self.commands.awaiting[job.id] = wait.words
-            if wait.is_hopeless:
-                self.commands.hopeless[job.id] = wait.words
+            if wait.is_unsatisfiable:
+                self.commands.unsatisfiable[job.id] = wait.words
         elif array is not None and array.limit is not None:
             self.commands.line_up(job, array)
             self._admit_next_of(array.name, time_s)

@@ -43,7 +43,7 @@ class Commands:
         # Jobs that wait for other jobs to end, and for which, in words.
         self.awaiting: dict[str, str] = {}
         # Those of them that can never start, and why.
-        self.hopeless: dict[str, str] = {}
+        self.unsatisfiable: dict[str, str] = {}
         # Jobs over the limit of their array, and the limit in words.
         self.in_line: dict[str, str] = {}
         # Jobs over their user's limit, and the limit in words.
@@ -67,7 +67,7 @@ class Commands:
 
     def let_in(self, job_id: str) -> None:
         """A job waits for no other one and for no limit."""
-        for hidden in (self.awaiting, self.hopeless, self.in_line, self.limited):
+        for hidden in (self.awaiting, self.unsatisfiable, self.in_line, self.limited):
             hidden.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:

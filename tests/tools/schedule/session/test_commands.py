@@ -326,7 +326,7 @@ def test_jobs_after_a_failed_one_and_arrays_with_a_limit() -> None:
     held = opened(cluster(8), job("a"), *later)
     held.end("a", 1.0, "failed")
     assert list(held.in_play) == []
-    assert held.end_hopeless(2.0) == {
+    assert held.end_unsatisfiable(2.0) == {
         "b": "was to start after job a, which failed",
         "c": "was to start after job b, which was cancelled",
     }

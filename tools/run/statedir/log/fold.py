@@ -77,8 +77,8 @@ from pliant.tools.run.statedir.failures import (
     is_worth_its_while,
 )
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
-from pliant.tools.schedule.session.awaited import Wait, wait_of
 from pliant.tools.schedule.session.commands import first_holder
+from pliant.tools.schedule.session.dependencies import Wait, wait_of
 from pliant.tools.schedule.session.quarantine import node_of
 
 
@@ -692,7 +692,7 @@ def awaited(job: Job, log: RunLog) -> Wait | None:
 def hopeless_jobs(log: RunLog) -> dict[str, str]:
     """Active jobs that were to start after jobs which have not finished, and the reason of each."""
     waits = ((job_id, awaited(job.job, log)) for job_id, job in log.active.items() if not job.gpus)
-    return {job_id: wait.words for job_id, wait in waits if wait is not None and wait.is_hopeless}
+    return {job_id: wait.words for job_id, wait in waits if wait is not None and wait.is_unsatisfiable}
 
 
 def jobs_of_spent_arrays(log: RunLog) -> dict[str, str]:

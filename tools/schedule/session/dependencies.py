@@ -23,7 +23,7 @@ class Wait(NamedTuple):
     """Why a job does not start yet."""
 
     words: str
-    is_hopeless: bool = False
+    is_unsatisfiable: bool = False
     """Whether it never will."""
 
 
@@ -35,9 +35,9 @@ def wait_of(job: Job, outcome: Outcome) -> Wait | None:
         if ended is None:
             left[awaited].append(other)
         elif awaited == "ok" and ended != "finished":
-            return Wait(f"was to start after job {other}, which {_FELL[ended]}", is_hopeless=True)
+            return Wait(f"was to start after job {other}, which {_FELL[ended]}", is_unsatisfiable=True)
         elif awaited == "failed" and ended == "finished":
-            return Wait(f"was to start if job {other} failed, which finished", is_hopeless=True)
+            return Wait(f"was to start if job {other} failed, which finished", is_unsatisfiable=True)
     parts = [f"for {_named(left['ok'])} to finish"] if left["ok"] else []
     parts += [f"for {_named(left['any'])} to end"] if left["any"] else []
     parts += [f"for {_named(left['failed'])} to fail"] if left["failed"] else []
