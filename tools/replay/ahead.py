@@ -235,10 +235,10 @@ def _lost(
 
 def _why(job: JobState, session: Session, speeds: CorrectedSpeeds, *, is_cut: bool) -> str:
     """Why the end of a job is not known."""
-    if job.id in session.commands.held:
+    if job.id in session.admission.held:
         return "it is held"
-    if job.id in session.commands.awaiting:
-        return session.commands.awaiting[job.id]
+    if job.id in session.admission.awaiting:
+        return session.admission.awaiting[job.id]
     if job.gpus and job.work_samples is None:
         return "its work is not known"
     if job.gpus and not speeds.is_known(job):

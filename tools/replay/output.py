@@ -122,7 +122,7 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
     most = max(session.speeds.gpu_types.values(), default=0)
     if low > most:
         return f"needs at least {in_gpus(low)} of one type, the cluster has {most}"
-    if (words := session.commands.awaiting.get(job.id)) is not None:
+    if (words := session.admission.awaiting.get(job.id)) is not None:
         return words
     if stands_still:
         return (

@@ -66,9 +66,9 @@ def _constrained(
 def plain_explanations(session: Session) -> dict[str, Explanation]:
     rigid = session.policy.elasticity == "none"
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
-    commands = session.commands
+    admission = session.admission
     alike: dict[Hashable, Explanation] = {}
-    for job in map(session.jobs.__getitem__, commands.on_cpus):
+    for job in map(session.jobs.__getitem__, admission.on_cpus):
         where, demand = session.capacities.constraint_of(job.spec), job.spec.resources.worker
         kind = (job.gpus, where, tuple(demand.items()))
         if kind not in alike:
@@ -76,11 +76,11 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
         plain[job.id] = alike[kind]
     bound = {
         job_id: Explanation(f"goes on until it ends on {name}, which is drained")
-        for job_id, name in commands.bound.items()
+        for job_id, name in admission.bound.items()
     }
-    kept = {**commands.limited, **commands.in_line, **commands.awaiting}
+    kept = {**admission.limited, **admission.in_line, **admission.awaiting}
     waiting = {job_id: Explanation(words) for job_id, words in kept.items()}
-    held = {job_id: Explanation(f"held by {by}") for job_id, by in commands.held.items()}
+    held = {job_id: Explanation(f"held by {by}") for job_id, by in admission.held.items()}
     return plain | bound | waiting | held
 
 

@@ -130,7 +130,7 @@ class _Starts:
     def find(self, until_s: float) -> None:
         """Ask the policy while jobs end, until every job has started or the time is up."""
         jobs = self.session.jobs.values()
-        never = self.session.commands.held.keys() | self.session.commands.unsatisfiable.keys()
+        never = self.session.admission.held.keys() | self.session.admission.unsatisfiable.keys()
         waiting = {job.id for job in jobs if not job.gpus and job.id not in never}
         dated = True
         for number in range(DECISIONS_AHEAD):

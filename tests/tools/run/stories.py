@@ -90,7 +90,7 @@ class Story:
             if self._random.random() < 0.8:  # else at the time of the last one
                 self.now_s += self._random.choice([0.25, 1.0, 7.0, 40.0])
             self._happen(self._random.choice(self._happenings))
-            self._cancel_hopeless()
+            self._cancel_unsatisfiable()
             if self._random.random() < 0.6:
                 self.decide(last=last)
         return self.events
@@ -104,7 +104,7 @@ class Story:
         self.events.append(events.decision_event(self.now_s, 0.0, self.session.policy.name, 0.001))
         for transition in transitions:
             self.events.append(_transition_event(transition, self.now_s))
-        self._cancel_hopeless()
+        self._cancel_unsatisfiable()
         if last:
             self.schedule = schedule_of(self.session, transitions, self.now_s)
 
@@ -149,7 +149,7 @@ class Story:
         array = place if self._random.random() < 0.4 else None
         return spec.model_copy(update={"after": after, "array": array, "hold": self._random.random() < 0.1})
 
-    def _cancel_hopeless(self) -> None:
+    def _cancel_unsatisfiable(self) -> None:
         for job_id, reason in self.session.end_unsatisfiable(self.now_s).items():
             self.events.append(events.cancel_event(job_id, self.now_s, reason))
 
@@ -166,7 +166,7 @@ class Story:
 
     def _drain(self) -> None:
         name = self._random.choice([node.name for node in self.session.nodes])
-        action: NodeAction = "drain" if name not in self.session.commands.drained else "resume"
+        action: NodeAction = "drain" if name not in self.session.admission.drained else "resume"
         at_once = action == "drain" and self._random.random() < 0.5
         order = Order(action=action, node=name, user="alice", asked_s=self.now_s, now=at_once)
         self.events.append(order_event(len(self.events), order, self.now_s))

@@ -426,7 +426,7 @@ def known(held: Session, now_s: float) -> dict[str, object]:
     return {
         "jobs": jobs,
         "in play": list(held.in_play),
-        "commands": vars(held.commands),
+        "commands": vars(held.admission),
         "fell": held.fell,
         "free": (held.up_gpus, held.free.by_type),
         "changes": held.changes_seen + len(held.changes),

@@ -137,14 +137,15 @@ class Engine:
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
         agenda, running, session = self._agenda, self._running, self.session
-        jobs, commands, slowed, interfere = session.jobs, session.commands, session.slowed, running.interfere
+        jobs, admission = session.jobs, session.admission
+        slowed, interfere = session.slowed, running.interfere
         while (self._coming is not None or jobs) and (now_s := self._next_s()) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
             self._now_s = now_s
             self._happen(now_s)
-            if commands.unsatisfiable:
-                self._cancel_hopeless(now_s)
+            if admission.unsatisfiable:
+                self._cancel_unsatisfiable(now_s)
             if slowed or interfere:
                 running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
@@ -249,7 +250,7 @@ class Engine:
         self._running.arrive(state)
         if self._order is not None:
             state.arrival = self._order(spec)
-        if state.id in session.commands.held:
+        if state.id in session.admission.held:
             session.let_go(state.id, now_s)
         self.log.add(now_s, "submit", state.id, detail=self._describe(state) if self._describe else None)
 
@@ -266,7 +267,7 @@ class Engine:
         self._coming = next(self._arrivals, None)
         self._coming_s = math.inf if self._coming is None else self._coming.submit_time
 
-    def _cancel_hopeless(self, now_s: float) -> None:
+    def _cancel_unsatisfiable(self, now_s: float) -> None:
         self._quiet_decisions = 0
         for job_id, reason in self.session.end_unsatisfiable(now_s).items():
             self.counters.cancelled += 1
@@ -311,8 +312,8 @@ class Engine:
             if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.log_gpus, detail=words)
-        if session.commands.unsatisfiable:
-            self._cancel_hopeless(now_s)
+        if session.admission.unsatisfiable:
+            self._cancel_unsatisfiable(now_s)
         if self._forecasts is not None:
             for job, detail in self._forecasts.due(session, now_s):
                 self.log.add(now_s, "progress", job.id, gpus=job.log_gpus, detail=compact_json(detail))

@@ -56,7 +56,7 @@ from pliant.tools.run.statedir.log.events import (
     release_event,
     timeout_event,
 )
-from pliant.tools.run.statedir.log.fold import hopeless_jobs, jobs_of_spent_arrays
+from pliant.tools.run.statedir.log.fold import jobs_of_spent_arrays, unsatisfiable_jobs
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
 from pliant.tools.run.statedir.state import ScheduleFile, Sink, State
 from pliant.tools.schedule.decide import Question
@@ -236,7 +236,7 @@ class Loop:
         self._record(self.executor.look(), 0.0)
         self._end_overdue_jobs()
         self._end_spent_arrays()
-        self._cancel_hopeless()
+        self._cancel_unsatisfiable()
         now = self._looked_s = self.clock()
         here = self._arrivals.arrive({allocation.job for allocation in found.allocations})
         self.state.record([self._schedules_decision(now), *here])
@@ -262,15 +262,15 @@ class Loop:
         if happened:
             self._end_spent_arrays()
         if self._decisions is None and happened:
-            self._cancel_hopeless()
+            self._cancel_unsatisfiable()
         if self._decisions is None or self.drained:
             return
         here = self._arrivals.arrive()
         self.state.record(here)
         happened |= bool(here)
         happened |= self._hear(self.clock())
-        if self.session.commands.unsatisfiable:
-            self._cancel_hopeless()
+        if self.session.admission.unsatisfiable:
+            self._cancel_unsatisfiable()
         if happened or self._now() >= self._decisions.ask_at_s():
             self._decide(self._decisions)
             self._count_idle()
@@ -418,7 +418,7 @@ class Loop:
         free = {
             node.name: session.free.free_on(node.name) - hidden.get(node.name, 0)
             for node in session.nodes
-            if node.gpu_type == job.gpu_type and node.name not in session.commands.drained
+            if node.gpu_type == job.gpu_type and node.name not in session.admission.drained
         }
         own = dict(job.placement)
         nodes = sorted(
@@ -457,9 +457,9 @@ class Loop:
                 self.session.end(job_id, self._now(), "failed")
         return given_up.keys() != self._given_up.keys()
 
-    def _cancel_hopeless(self) -> None:
+    def _cancel_unsatisfiable(self) -> None:
         """Cancel the jobs that were to start after jobs which have not finished; they hold nothing yet."""
-        while found := hopeless_jobs(self.state.log):
+        while found := unsatisfiable_jobs(self.state.log):
             now = self.clock()
             self.state.record(cancel_event(job_id, now, reason) for job_id, reason in found.items())
             for job_id in found:

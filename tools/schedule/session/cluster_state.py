@@ -26,7 +26,7 @@ from pliant.tools.schedule.jobs import (
 )
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
-from pliant.tools.schedule.session.commands import Commands, first_holder
+from pliant.tools.schedule.session.admission import Admission, first_holder
 from pliant.tools.schedule.session.dependencies import wait_of
 from pliant.tools.schedule.session.holdings import Holding, Step, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.quarantine import Quarantine, node_of
@@ -78,7 +78,7 @@ class ClusterState:
         # By form the first job that arrived, of forms whose jobs keep their batch and nothing limits.
         self._alike: dict[JobForm, JobState] = {}
         self.noted_until_s = 0.0
-        self.commands = Commands()
+        self.admission = Admission()
         # What teams have used, where teams share the cluster.
         self.usage: TeamUsage | None = None
         if cluster.shares is not None:
@@ -94,9 +94,9 @@ class ClusterState:
     @property
     def in_play(self) -> Mapping[str, JobState]:
         """Active jobs that the policy sees, in order of submission."""
-        if not self.commands.hide_jobs:
+        if not self.admission.hide_jobs:
             return self.jobs
-        return {job_id: job for job_id, job in self.jobs.items() if not self.commands.hides(job_id)}
+        return {job_id: job for job_id, job in self.jobs.items() if not self.admission.hides(job_id)}
 
     # Jobs arrive, end and lose their GPUs.
 
@@ -117,14 +117,14 @@ class ClusterState:
             alike = None
         state = self._state_of(job, alike)
         if not state.requested:
-            self.commands.on_cpus[job_id] = True
+            self.admission.on_cpus[job_id] = True
         self.jobs[job_id] = state
         now_s, arrived_s = self._at(time_s), state.arrival[0]
         arrived_s = now_s if now_s < arrived_s else arrived_s
         if alike is not None:
             self._show("arrived", arrived_s, state)
         elif job.hold:
-            self.commands.held[job_id] = first_holder(job)
+            self.admission.held[job_id] = first_holder(job)
         elif job.after or job.array is not None or self.cluster.user_limits:
             self._arrive(state, arrived_s)
         else:
@@ -167,7 +167,7 @@ class ClusterState:
 
     def end(self, job_id: str, time_s: float, outcome: End = "finished") -> JobState:
         """A job leaves for good; its GPUs are free."""
-        state, time_s, hidden = self.jobs[job_id], self._at(time_s), self.commands.hide_jobs
+        state, time_s, hidden = self.jobs[job_id], self._at(time_s), self.admission.hide_jobs
         partner = self._give_back(job_id, time_s) if hidden else None
         del self.jobs[job_id]
         if self.quarantine.next_s < inf:
@@ -182,14 +182,14 @@ class ClusterState:
             return state
         self._note(outcome, time_s, job=state)
         self._keep_others_from(partner, time_s)
-        self.commands.forget(job_id)
+        self.admission.forget(job_id)
         self._move_up(state.spec, time_s)
         return state
 
     def end_unsatisfiable(self, time_s: float, outcome: End = "cancelled") -> dict[str, str]:
         """End the jobs that wait for jobs which ended otherwise than they had to; returns them, and why."""
         found: dict[str, str] = {}
-        while unsatisfiable := dict(self.commands.unsatisfiable):
+        while unsatisfiable := dict(self.admission.unsatisfiable):
             for job_id in unsatisfiable:
                 self.end(job_id, time_s, outcome)
             found |= unsatisfiable
@@ -205,7 +205,7 @@ class ClusterState:
         state, time_s = self.ended.pop(job_id), self._at(time_s)
         self.fell.pop(job_id, None)
         if not state.requested:
-            self.commands.on_cpus[job_id] = True
+            self.admission.on_cpus[job_id] = True
         self.jobs[job_id] = state
         self._look_at_room([state])
         self._arrive(state, time_s)
@@ -227,11 +227,11 @@ class ClusterState:
         wait = wait_of(job.spec, self._outcome) if job.spec.after else None
         array = job.spec.array
         if wait is not None:
-            self.commands.awaiting[job.id] = wait.words
+            self.admission.awaiting[job.id] = wait.words
             if wait.is_unsatisfiable:
-                self.commands.unsatisfiable[job.id] = wait.words
+                self.admission.unsatisfiable[job.id] = wait.words
         elif array is not None and array.limit is not None:
-            self.commands.line_up(job, array)
+            self.admission.line_up(job, array)
             self._admit_next_of(array.name, time_s)
         else:
             self._come_in(job, time_s)
@@ -242,17 +242,17 @@ class ClusterState:
 
     def _move_up(self, left: Job, time_s: float) -> None:
         """A job has ended, or is held: those that waited for it or for its room come in."""
-        waiting = self.commands.awaiting
+        waiting = self.admission.awaiting
         for job_id in [job_id for job_id in waiting if left.id in self.jobs[job_id].spec.after]:
-            self.commands.let_in(job_id)
+            self.admission.let_in(job_id)
             self._arrive(self.jobs[job_id], time_s)
-        if left.array is not None and self.commands.in_line:
+        if left.array is not None and self.admission.in_line:
             self._admit_next_of(left.array.name, time_s)
         self._admit(left.user, time_s)
 
     def _admit_next_of(self, array: str, time_s: float) -> None:
-        for job in self.commands.next_in_line(self.jobs.values(), array):
-            del self.commands.in_line[job.id]
+        for job in self.admission.next_in_line(self.jobs.values(), array):
+            del self.admission.in_line[job.id]
             self._come_in(job, time_s)
 
     def _come_in(self, job: JobState, time_s: float, *, was_in: bool = False, more: bool = False) -> None:
@@ -266,17 +266,17 @@ class ClusterState:
             return
         if limit.gpus is not None:
             job.most = job.spec.gpus.requested
-        if was_in and not (more and self.commands.exceeds(self.jobs.values(), job.spec.user, limit)):
+        if was_in and not (more and self.admission.exceeds(self.jobs.values(), job.spec.user, limit)):
             self._note("arrived", time_s, job=job)
         else:
-            self.commands.limit(job, limit)
+            self.admission.limit(job, limit)
         self._admit(job.spec.user, time_s)
 
     def _admit(self, user: str, time_s: float) -> None:
-        limit = self.cluster.limit_of(user) if self.commands.limited else None
+        limit = self.cluster.limit_of(user) if self.admission.limited else None
         if limit is not None:
-            for job in self.commands.within_limit(self.jobs.values(), user, limit):
-                del self.commands.limited[job.id]
+            for job in self.admission.within_limit(self.jobs.values(), user, limit):
+                del self.admission.limited[job.id]
                 self._note("arrived", time_s, job=job)
 
     def _look_at_room(self, jobs: Iterable[JobState]) -> None:
@@ -301,8 +301,8 @@ class ClusterState:
         """
         job, time_s = self.jobs[job_id], self._at(time_s)
         self._note("cancelled", time_s, job=job)
-        self.commands.held[job_id] = by
-        self.commands.let_in(job_id)
+        self.admission.held[job_id] = by
+        self.admission.let_in(job_id)
         self._move_up(job.spec, time_s)
 
     def let_go(self, job_id: str, time_s: float) -> None:
@@ -311,7 +311,7 @@ class ClusterState:
         :raises KeyError: the job is not active.
         """
         job, time_s = self.jobs[job_id], self._at(time_s)
-        if self.commands.held.pop(job_id, None) is not None:
+        if self.admission.held.pop(job_id, None) is not None:
             self._arrive(job, time_s)
 
     def take_batch(self, job_id: str, batch: int, samples_done: float, time_s: float) -> None:
@@ -341,10 +341,10 @@ class ClusterState:
         self._note("cancelled", time_s, job=job)
         before = job.requested
         job.take_spec(new)
-        if job_id in self.commands.held or job_id in self.commands.bound:
+        if job_id in self.admission.held or job_id in self.admission.bound:
             return
-        if self.commands.keeps_waiting(job_id):
-            self.commands.let_in(job_id)
+        if self.admission.keeps_waiting(job_id):
+            self.admission.let_in(job_id)
             self._arrive(job, time_s)
         else:
             self._come_in(job, time_s, was_in=True, more=job.requested > before)
@@ -375,14 +375,14 @@ class ClusterState:
 
         :param elastic: jobs may keep what they hold on other nodes.
         """
-        commands = self.commands
-        if not commands.hide_jobs and not commands.drained:
+        admission = self.admission
+        if not admission.hide_jobs and not admission.drained:
             return []
-        found = [Holding(job_id) for job_id in commands.must_wait() if self.jobs[job_id].gpus]
-        leaving = commands.must_be_left()
+        found = [Holding(job_id) for job_id in admission.must_wait() if self.jobs[job_id].gpus]
+        leaving = admission.must_be_left()
         for job_id, job in self.jobs.items() if leaving else ():
             rest = tuple((name, count) for name, count in job.placement if name not in leaving)
-            if job_id in commands.held or commands.keeps_waiting(job_id) or rest == job.placement:
+            if job_id in admission.held or admission.keeps_waiting(job_id) or rest == job.placement:
                 continue
             gpus = gpus_of(rest)
             stays = elastic and job.spec.elastic != "none" and gpus >= job.spec.min_gpus
@@ -395,7 +395,7 @@ class ClusterState:
 
     def node_down(self, name: str, time_s: float) -> list[JobState]:
         """A node vanishes; returns the jobs that ran on it, which wait again."""
-        if name in self.commands.drained:
+        if name in self.admission.drained:
             return self._drained_node_down(name, time_s)
         node, time_s = self.free.node(name), self._at(time_s)
         if not node.up:
@@ -409,15 +409,15 @@ class ClusterState:
         return [self.lose(job.id, time_s) for job in sorted(hit, key=lambda job: job.id)]
 
     def _drained_node_down(self, name: str, time_s: float) -> list[JobState]:
-        if name in self.commands.vanished:
+        if name in self.admission.vanished:
             return []
-        self.commands.vanished[name] = time_s = self._at(time_s)
+        self.admission.vanished[name] = time_s = self._at(time_s)
         return [self.lose(job_id, time_s) for job_id in sorted(self.jobs) if self._is_on(job_id, name)]
 
     def node_up(self, name: str, time_s: float) -> None:
         """A node comes back, empty; a drained one still gets no work."""
-        if name in self.commands.drained:
-            self.commands.vanished.pop(name, None)
+        if name in self.admission.drained:
+            self.admission.vanished.pop(name, None)
             return
         node, time_s = self.free.node(name), self._at(time_s)
         if not node.up:
@@ -430,10 +430,10 @@ class ClusterState:
         :raises KeyError: there is no such node.
         """
         node, time_s = self.free.node(name), self._at(time_s)
-        drained = self.commands.drained
+        drained = self.admission.drained
         with self._rebound([job_id for job_id in self.jobs if self._is_on(job_id, name)], time_s):
             if name not in drained and not node.up:
-                self.commands.vanished[name] = time_s
+                self.admission.vanished[name] = time_s
             elif name not in drained:
                 self._take_away(node, time_s)
             drained[name] = now or drained.get(name, False)
@@ -444,7 +444,7 @@ class ClusterState:
         :raises KeyError: there is no such node.
         """
         node, time_s = self.free.node(name), self._at(time_s)
-        if name in self.commands.drained:
+        if name in self.admission.drained:
             self._resume_drained(node, time_s)
         for slot in self.quarantine.until_resumed(name, time_s):
             self.restore(slot, time_s)
@@ -453,8 +453,8 @@ class ClusterState:
         name = node.name
         there = [job_id for job_id in self.jobs if self._is_on(job_id, name)]
         with self._rebound(there, time_s):
-            del self.commands.drained[name]
-            if self.commands.vanished.pop(name, None) is None:
+            del self.admission.drained[name]
+            if self.admission.vanished.pop(name, None) is None:
                 self._bring_back(node, time_s)
                 self.free.take(((name, sum(self._taken_on(name, self.jobs[job_id]) for job_id in there)),))
 
@@ -514,7 +514,7 @@ class ClusterState:
     def _at(self, time_s: float) -> float:
         self.now_s = now_s = time_s if time_s > self.now_s else self.now_s
         if now_s >= self.quarantine.next_s:
-            self.cores_change = self.cores_change or bool(self.commands.on_cpus)
+            self.cores_change = self.cores_change or bool(self.admission.on_cpus)
             for until_s, slot in self.quarantine.expire(now_s):
                 self._put_back(slot, until_s)
         return now_s
@@ -528,8 +528,8 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """Record a change, unless it concerns a job hidden from the policy."""
-        self.cores_change = self.cores_change or bool(self.commands.on_cpus)
-        if job is None or not (self.commands.hide_jobs and self.commands.hides(job.id)):
+        self.cores_change = self.cores_change or bool(self.admission.on_cpus)
+        if job is None or not (self.admission.hide_jobs and self.admission.hides(job.id)):
             self._show(kind, time_s, job, node, gpus)
 
     def _show(
@@ -541,7 +541,7 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """As :meth:`_note`, for what the policy can see."""
-        self.cores_change = self.cores_change or bool(self.commands.on_cpus)
+        self.cores_change = self.cores_change or bool(self.admission.on_cpus)
         self.noted_until_s = until_s = time_s if time_s > self.noted_until_s else self.noted_until_s
         self.changes.append(make(Change, (until_s, kind, job, node, gpus)))
 
@@ -558,7 +558,7 @@ class ClusterState:
         time_s = self._at(time_s)
         on_gpus = [each for each in holdings if self.jobs[each.job_id].requested]
         company = company_in(on_gpus, self.jobs, self._room_on)
-        if not self.commands.drained:
+        if not self.admission.drained:
             return self._take_over(holdings, company, time_s)
         with self._rebound((holding.job_id for holding in holdings), time_s):
             return self._take_over(holdings, company, time_s)
@@ -573,7 +573,7 @@ class ClusterState:
             job, place = self.jobs[holding.job_id], holding.placement
             other = self.jobs.get(company.get(job.id, ""))
             if other is None and job.requested:
-                self.free.take(self.commands.in_service(place))
+                self.free.take(self.admission.in_service(place))
             batch = holding.global_batch or job.global_batch
             found.append(self._change(job, place, batch, time_s, holding.servers, beside=other))
         return [transition for transition in found if transition is not None]
@@ -649,16 +649,16 @@ class ClusterState:
 
     def counted(self, job: JobState) -> NodeGpus:
         """What a job takes of the GPUs in service; nothing if it is bound."""
-        return () if job.id in self.commands.bound else self.commands.in_service(_taken(job))
+        return () if job.id in self.admission.bound else self.admission.in_service(_taken(job))
 
     def _taken_on(self, name: str, job: JobState) -> int:
         return dict(_taken(job)).get(name, 0)
 
     def _room_on(self, name: str) -> int:
         """GPUs of a node that no job holds, drained or not; 0 for an unknown node."""
-        if name in self.commands.drained:
+        if name in self.admission.drained:
             taken = sum(self._taken_on(name, job) for job in self.jobs.values())
-            return 0 if name in self.commands.vanished else self.free.node(name).gpus - taken
+            return 0 if name in self.admission.vanished else self.free.node(name).gpus - taken
         return self.free.free_on(name) if name in self._index else 0
 
     def _is_on(self, job_id: str, name: str) -> bool:
@@ -718,16 +718,16 @@ class ClusterState:
         yield
         for job_id in ids:
             job = self.jobs[job_id]
-            name = self.commands.binding(job)
+            name = self.admission.binding(job)
             if name is None:
                 self._unbind(job_id, time_s)
             else:
                 self._note("cancelled", time_s, job=job)
-                self.commands.bound[job_id] = name
+                self.admission.bound[job_id] = name
                 self._resize_others(job_id, -1, time_s)
 
     def _unbind(self, job_id: str, time_s: float) -> None:
-        if self.commands.bound.pop(job_id, None) is not None:
+        if self.admission.bound.pop(job_id, None) is not None:
             self._note("arrived", time_s, job=self.jobs[job_id])
 
     def _give_back(self, job_id: str, time_s: float) -> str | None:
@@ -735,7 +735,7 @@ class ClusterState:
 
         Returns the bound job that keeps them alone once this one has left, if any.
         """
-        if job_id not in self.commands.bound:
+        if job_id not in self.admission.bound:
             return None
         self._resize_others(job_id, 1, time_s)
         job = self.jobs[job_id]
@@ -743,11 +743,11 @@ class ClusterState:
 
     def _keep_others_from(self, job_id: str | None, time_s: float) -> None:
         """A bound job keeps shared GPUs alone: those on other nodes stay out of service."""
-        if job_id is not None and job_id in self.commands.bound:
+        if job_id is not None and job_id in self.admission.bound:
             self._resize_others(job_id, -1, time_s)
 
     def _resize_others(self, job_id: str, sign: int, time_s: float) -> None:
-        for name, count in self.commands.in_service(_taken(self.jobs[job_id])):
+        for name, count in self.admission.in_service(_taken(self.jobs[job_id])):
             self._resize(self.free.node(name), sign * count, time_s)
 
 

@@ -1,7 +1,7 @@
 """A session rebuilt from a log, as it is kept beside that log, and how it is resumed.
 
 :func:`facts_of` and :func:`states_of` say what is kept, :func:`take_up` is their inverse. All attributes of a
-session, of its commands and of a job's state are kept, so a new attribute needs no code here.
+session, of its admission, and of a job's state are kept, so a new attribute needs no code here.
 Most jobs have ended: their states stay bytes in a :class:`LazyDict` until they are asked for.
 """
 
@@ -51,8 +51,8 @@ _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
         *("quarantine", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
-        *("commands", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut", "_trims"),
-        *("_to_come", "_alike", "_outlasts_ends", "_unseen", "_without_at_s"),
+        *("admission", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut"),
+        *("_trims", "_to_come", "_alike", "_outlasts_ends", "_unseen", "_without_at_s"),
     )
 )
 """Attributes of a session that its maker gives it, or that are kept in another form."""
@@ -159,7 +159,7 @@ def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: 
 
 def _own_values(session: Session) -> Iterator[tuple[str, Any]]:
     for name, value in vars(session).items():
-        if name == "commands":
+        if name == "admission":
             yield from vars(value).items()
         elif name == "usage" and value is not None:
             yield (
@@ -183,12 +183,12 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
         for slot, value in values.items():
             setattr(session.free.node(name), slot, _shaped(value))
     session.free = FreeGpus(session.nodes)
-    commands = vars(session.commands)
+    admission = vars(session.admission)
     for name, value in facts.session.items():
         if name == "usage":
             _take_up_usage(session, value)
             continue
-        (commands if name in commands else vars(session))[name] = _shaped(value)
+        (admission if name in admission else vars(session))[name] = _shaped(value)
     vars(session.quarantine).update({name: _shaped(value) for name, value in facts.quarantine.items()})
     session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
     ended = {job_id: saved.jobs[job_id] for job_id in facts.ended}

@@ -182,7 +182,7 @@ class Session(ClusterState):
         self.slowed.clear()
         done = self._decide_rounds(time_s)
         self.cores_change = False
-        return done + self._start_on_cpus(time_s) if self.commands.on_cpus else done
+        return done + self._start_on_cpus(time_s) if self.admission.on_cpus else done
 
     def _decide_rounds(self, time_s: float) -> list[Transition]:
         """Ask the policy, and again while what the policy of one team leaves is of use to others."""
@@ -364,12 +364,12 @@ class Session(ClusterState):
         They keep what they have until they end. Nodes without GPUs are taken first, then those with the
         fewest GPUs free, none of which a place of such jobs is out of service.
         """
-        commands, jobs = self.commands, self.jobs
+        admission, jobs = self.admission, self.jobs
         waiting = [
             job
-            for job_id in commands.on_cpus
+            for job_id in admission.on_cpus
             if not (job := jobs[job_id]).gpus
-            and not (job_id in commands.held or commands.keeps_waiting(job_id))
+            and not (job_id in admission.held or admission.keeps_waiting(job_id))
             and self.quarantine.held_until_s(job_id) is None
         ]
         if not waiting:
@@ -508,8 +508,8 @@ class Session(ClusterState):
     @property
     def _some_must_leave(self) -> bool:
         """Whether jobs may have to give up GPUs before the policy is asked."""
-        commands = self.commands
-        return self._parts is not None or not self._parted or bool(commands.drained) or commands.hide_jobs
+        admission = self.admission
+        return self._parts is not None or not self._parted or bool(admission.drained) or admission.hide_jobs
 
     def _make_leave(self, time_s: float) -> list[Transition]:
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
@@ -521,10 +521,10 @@ class Session(ClusterState):
             left += self.adopt(self._guests(), time_s)
             self._parted = True
         if self._parts is not None:
-            bound = [job for job_id in self.commands.bound if (job := self.jobs[job_id]).requested]
-            lent = self._parts.reclaim_bound(bound, self.in_play.values(), self.commands.drained, time_s)
+            bound = [job for job_id in self.admission.bound if (job := self.jobs[job_id]).requested]
+            lent = self._parts.reclaim_bound(bound, self.in_play.values(), self.admission.drained, time_s)
             left += self.adopt(lent, time_s) if lent else []
-            hidden = [job for job_id, job in self.jobs.items() if job.gpus and self.commands.hides(job_id)]
+            hidden = [job for job_id, job in self.jobs.items() if job.gpus and self.admission.hides(job_id)]
             lent = self._parts.reclaim(self.in_play.values(), time_s, hidden)
             left += self.adopt(lent, time_s) if lent else []
             self._cut |= {each.job_id for each in lent if each.placement}

@@ -210,8 +210,8 @@ def _ordered(held: CheckedSession, position: int, done: list[str]) -> list[metho
         return [methodcaller("prioritize", active[-1], held.time_s, position % 4 - 1.0)]
     if position % 6 == 2 and active:
         return [methodcaller("hold_back", active[0], held.time_s, "its owner")]
-    if position % 6 == 5 and held.session.commands.held:
-        return [methodcaller("let_go", next(iter(held.session.commands.held)), held.time_s)]
+    if position % 6 == 5 and held.session.admission.held:
+        return [methodcaller("let_go", next(iter(held.session.admission.held)), held.time_s)]
     return []
 
 

@@ -145,7 +145,7 @@ class CheckedSession:
         self._check_nodes()
         self._check_drained(before)
         self._check_teams(teams)
-        for job_id, place in () if self.session.commands.drained else stay.items():
+        for job_id, place in () if self.session.admission.drained else stay.items():
             moved = job_id in self.jobs and self.jobs[job_id].placement != place
             require(not moved, f"{job_id} cannot save and does not keep {place}")
         for state in self.jobs.values():
@@ -158,7 +158,7 @@ class CheckedSession:
         return next_s is not None
 
     def _check_drained(self, before: Mapping[str, Mapping[str, int]]) -> None:
-        for name, at_once in self.session.commands.drained.items():
+        for name, at_once in self.session.admission.drained.items():
             for state in self.jobs.values():
                 held = dict(state.placement).get(name, 0)
                 most = 0 if at_once else before.get(state.id, {}).get(name, 0)
@@ -203,7 +203,7 @@ class CheckedSession:
 
 def _check_job(session: Session, state: JobState) -> None:
     placed = sum(count for _, count in state.placement)
-    require(not state.gpus or state.id not in session.commands.held, f"{state.id} is held and holds GPUs")
+    require(not state.gpus or state.id not in session.admission.held, f"{state.id} is held and holds GPUs")
     require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but is placed on {placed}")
     if not state.gpus or not state.requested:
         return
@@ -404,8 +404,8 @@ def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
             session.quarantine.hold(job_id, time_s + op.index)
         case "hold_back":
             session.hold_back(job_id, time_s, "its owner")
-        case "let_go" if session.commands.held:
-            session.let_go(sorted(session.commands.held)[op.index % len(session.commands.held)], time_s)
+        case "let_go" if session.admission.held:
+            session.let_go(sorted(session.admission.held)[op.index % len(session.admission.held)], time_s)
         case "prioritize":
             session.prioritize(job_id, time_s, op.index % 5 - 2.0)
         case "update":

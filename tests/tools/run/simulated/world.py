@@ -316,7 +316,7 @@ class World:
         assert again.quarantine.out_of_service.keys() == session.quarantine.out_of_service.keys()
         assert again.ended.keys() == session.ended.keys()
         held = {job_id for job_id, job in log.active.items() if job.held is not None}
-        assert again.commands.held.keys() == session.commands.held.keys() == held
+        assert again.admission.held.keys() == session.admission.held.keys() == held
 
     def check(self) -> None:
         """Nothing acknowledged is lost, nothing ran twice, all samples count, and the log says so."""
@@ -354,7 +354,7 @@ def placed(session: Session) -> dict[str, tuple[NodeGpus, str | None]]:
 
 
 def seen_of_nodes(session: Session) -> list[tuple[str, bool, int, bool | None]]:
-    drained = session.commands.drained
+    drained = session.admission.drained
     return [
         (node.name, node.up, session.free.free_on(node.name), drained.get(node.name))
         for node in session.nodes

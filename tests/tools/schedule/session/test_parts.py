@@ -115,7 +115,7 @@ def test_limits_nodes_without_gpus_and_requested_sizes() -> None:
     assert comes(held, rigid("x", 1, resources=cores[4])) == {"y-more": "preempt", "x": "start"}
     held.drain("n1", 11.0, now=False)
     held.decide(11.0)
-    assert held.commands.bound == {"c0": "n1"}
+    assert held.admission.bound == {"c0": "n1"}
     assert held._parts
     assert not held._parts._bound
 

@@ -10,8 +10,8 @@ from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.quarantine import LONG_S, Quarantine
+from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session, sizes
 from tests.tools.schedule.histories import submitted
 from tests.tools.schedule.session.test_session import Says, opened, steps
@@ -64,7 +64,7 @@ def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
     assert held.jobs["b"].placement == (("n0", 1),)
     steps(held, 3, b=0)
     assert steps(held, 60, a=3) == [("a", "grow")], "the time is over"
-    # A named place is not taken while it is quarantine.
+    # A named place is not taken while it is in quarantine.
     held = opened(cluster(1, 1), GROWS, job("b", low=1, high=2))
     steps(held, 0, a=Target(1, placement=(("n0", 1),)), b=Target(1, placement=(("n1", 1),)))
     held.quarantine.bar("a", "n1/0", 60)
@@ -94,26 +94,26 @@ def test_a_job_that_is_held_shrinks_but_does_not_grow() -> None:
 
 
 def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
-     Q=quarantine = Q= Quarantine()
-    withheld.bar("a", "n0/0", 60)
-    withheld.bar("b", "n0/0", 70)
-    withheld.bar("b", "n1/0", 80)
-    withheld.hold("a", 50)
-    withheld.release("a")
-    assert (withheld.hidden_from("a"), withheld.held_until_s("a"), withheld.next_s) == ({}, None, 70)
-    assert withheld.hidden_from("b") == {"n0": 1, "n1": 1}
-    assert withheld.restore("n0/0") is False, "it was withheld from one job, not out of service"
-    assert (withheld.hidden_from("b"), withheld.next_s) == ({"n1": 1}, 80)
-    withheld.withdraw("n1/0", 90)
-    assert withheld.hidden_from("b") == {}, "its node has one GPU less for all jobs already"
-    assert withheld.restore("n1/0") is True
-    assert withheld.next_s == math.inf
+    quarantine = Quarantine()
+    quarantine.bar("a", "n0/0", 60)
+    quarantine.bar("b", "n0/0", 70)
+    quarantine.bar("b", "n1/0", 80)
+    quarantine.hold("a", 50)
+    quarantine.release("a")
+    assert (quarantine.hidden_from("a"), quarantine.held_until_s("a"), quarantine.next_s) == ({}, None, 70)
+    assert quarantine.hidden_from("b") == {"n0": 1, "n1": 1}
+    assert quarantine.restore("n0/0") is False, "it was withheld from one job, not out of service"
+    assert (quarantine.hidden_from("b"), quarantine.next_s) == ({"n1": 1}, 80)
+    quarantine.withdraw("n1/0", 90)
+    assert quarantine.hidden_from("b") == {}, "its node has one GPU less for all jobs already"
+    assert quarantine.restore("n1/0") is True
+    assert quarantine.next_s == math.inf
     # Slots that wait for an operator are out for over a day.
-     Q=quarantine = Q= Quarantine()
+    quarantine = Quarantine()
     for slot, until_s in (("n0/0", 2 * LONG_S), ("n0/1", LONG_S), ("n1/0", 2 * LONG_S)):
-        withheld.withdraw(slot, until_s)
-    assert withheld.until_resumed("n0", 10) == ["n0/0"]
-    assert withheld.until_resumed("n0", LONG_S) == [], "a day is left of it, not more"
+        quarantine.withdraw(slot, until_s)
+    assert quarantine.until_resumed("n0", 10) == ["n0/0"]
+    assert quarantine.until_resumed("n0", LONG_S) == [], "a day is left of it, not more"
 
 
 def test_what_is_withheld_is_rebuilt_from_the_log() -> None:

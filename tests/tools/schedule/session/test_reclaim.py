@@ -286,7 +286,7 @@ def bound_to_n0(nodes: Cluster, rules: Shares, *jobs: Job) -> Session:
 
 def test_a_job_on_a_drained_node_gives_others_to_another_team() -> None:
     held = bound_to_n0(cluster(1, 4), TWO, elastic("x", 5))
-    assert list(held.commands.bound) == ["x"]
+    assert list(held.admission.bound) == ["x"]
     comes(held, rigid("x-too", 1), at=2.0)
     assert dict(held.jobs["x"].placement) == {"n0": 1, "n1": 4}, "nothing to its own team"
     comes(held, rigid("y", 1), at=3.0)

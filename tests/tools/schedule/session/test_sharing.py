@@ -184,7 +184,7 @@ def stands(held: Session) -> tuple[object, ...]:
         for each in held.jobs.values()
     ]
     nodes = [(node.gpus, node.up) for node in held.nodes]
-    return jobs, nodes, dict(held.free.by_type), held.up_gpus, len(held.changes), dict(held.commands.bound)
+    return jobs, nodes, dict(held.free.by_type), held.up_gpus, len(held.changes), dict(held.admission.bound)
 
 
 @pytest.mark.parametrize("drained", [False, True])

@@ -77,7 +77,7 @@ from pliant.tools.run.statedir.failures import (
     is_worth_its_while,
 )
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
-from pliant.tools.schedule.session.commands import first_holder
+from pliant.tools.schedule.session.admission import first_holder
 from pliant.tools.schedule.session.dependencies import Wait, wait_of
 from pliant.tools.schedule.session.quarantine import node_of
 
@@ -689,7 +689,7 @@ def awaited(job: Job, log: RunLog) -> Wait | None:
     return wait_of(job, lambda other: _outcome(other, log)) if job.after else None
 
 
-def hopeless_jobs(log: RunLog) -> dict[str, str]:
+def unsatisfiable_jobs(log: RunLog) -> dict[str, str]:
     """Active jobs that were to start after jobs which have not finished, and the reason of each."""
     waits = ((job_id, awaited(job.job, log)) for job_id, job in log.active.items() if not job.gpus)
     return {job_id: wait.words for job_id, wait in waits if wait is not None and wait.is_unsatisfiable}

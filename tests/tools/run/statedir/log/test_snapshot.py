@@ -496,7 +496,7 @@ def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_pa
         kept, rest = view.history(BASIS)
         session = run_of(rest, kept)
         assert placements(session.jobs) == placements(known.active)
-        assert session.commands.held.keys() == {job_id for job_id, job in known.active.items() if job.held}
+        assert session.admission.held.keys() == {job_id for job_id, job in known.active.items() if job.held}
         for again in (by_repair, by_going_on):
             twin = StateDir(tmp_path / f"{again.__name__}-{number}")
             shutil.copytree(one.path, twin.path, ignore=HOME)

@@ -11,7 +11,7 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, PolicyError
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.commands import Commands
+from pliant.tools.schedule.session.admission import Admission
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
@@ -70,14 +70,14 @@ def test_a_held_job_leaves_and_arrives_when_it_is_released() -> None:
     held.hold_back("a", 5.0, "alice")
     held.end("a", 6.0, "cancelled")
     assert changes(held)[2:] == [("cancelled", "a")], "it has left once"
-    assert not held.commands.held
+    assert not held.admission.held
 
 
 def test_with_many_jobs_few_looks_at_each_show_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
     """A decision is asked for and explained every second, of thousands of jobs."""
     looks: list[str] = []
-    hides = Commands.hides
-    monkeypatch.setattr(Commands, "hides", lambda held, name: looks.append(name) or hides(held, name))
+    hides = Admission.hides
+    monkeypatch.setattr(Admission, "hides", lambda held, name: looks.append(name) or hides(held, name))
     held = session(make_policy("fifo"), cluster(4), None)
     for number in range(100):
         held.submit(job(f"j{number}", work={"samples": 10}), 0.0)
@@ -137,7 +137,7 @@ def test_jobs_have_to_leave_at_once_in_place_where_they_can() -> None:
     assert changes(held)[-1] == ("arrived", "a")
     assert steps(held, 4.0, a=2) == [("a", "move")]
     held.drain("n0", 5.0, now=False)
-    assert held.commands.drained == {"n0": True}, "nothing undoes that but a resume"
+    assert held.admission.drained == {"n0": True}, "nothing undoes that but a resume"
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
     held.lose("a", 3.0)
@@ -151,16 +151,16 @@ def test_a_bound_job_comes_back_and_a_drained_node_stays_drained() -> None:
     held.drain("n0", 2.0, now=False)
     held.drain("n1", 2.0, now=False)
     held.resume("n0", 3.0)
-    assert list(held.commands.bound) == ["a"], "it still finishes on the other one"
+    assert list(held.admission.bound) == ["a"], "it still finishes on the other one"
     held.resume("n1", 4.0)
-    assert (held.commands.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
+    assert (held.admission.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
     assert changes(held)[-1] == ("arrived", "a")
     # A setback of a bound job leaves it bound to what it still holds.
     held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
     held.drain("n0", 2.0, now=False)
     held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
     assert placed(held)["a"] == {"n0": 1, "n1": 1}
-    assert (list(held.commands.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
+    assert (list(held.admission.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
     # Drained node that goes down is still drained when back.
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
@@ -207,7 +207,7 @@ def test_limits_of_jobs_and_gpus_of_a_user() -> None:
         nodes, owned("a", "alice", 3), owned("b", "alice", 2), owned("c", "alice", 1), owned("d", "bob", 8)
     )
     assert list(held.in_play) == ["a", "d"], "c would overtake b"
-    assert held.commands.limited == dict.fromkeys("bc", "beyond the limit of user alice: 4 GPUs")
+    assert held.admission.limited == dict.fromkeys("bc", "beyond the limit of user alice: 4 GPUs")
     assert steps(held, 1.0, a=3) == [("a", "start")]
     held.end("a", 2.0)
     assert list(held.in_play) == ["b", "c", "d"]
@@ -221,7 +221,7 @@ def test_limits_of_jobs_and_gpus_of_a_user() -> None:
     held.decide(1.0)
     held.submit(owned("c", "alice", 2), 1.0)
     assert [bool(each.gpus) for each in held.jobs.values()] == [True, True, False]
-    assert not held.commands.limited
+    assert not held.admission.limited
     # Under a limit of GPUs no job grows beyond what it requested.
     nodes = limited(8, alice=UserLimit(gpus=4))
     held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))

@@ -26,7 +26,7 @@ def first_holder(job: Job) -> str:
     return job.user or "its submitter"
 
 
-class Commands:
+class Admission:
     """What is in force; ``ClusterState`` carries it out.
 
     A job is held, awaiting, in line or limited, never two of them; it is bound only while it holds GPUs on a
