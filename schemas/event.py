@@ -32,7 +32,7 @@ RESCALES: Final = frozenset({"grow", "shrink", "move"})
 """Events that change the GPUs of a job that holds some."""
 PLACED: Final = frozenset({*STARTS, *RESCALES})
 """Events that give a job GPUs."""
-HOLDS: Final = frozenset({*PLACED, "preempt"})
+ALLOCATION_EVENTS: Final = frozenset({*PLACED, "preempt"})
 """Events by which a scheduler sets the GPUs of a job."""
 End = Literal["finished", "failed", "cancelled", "rejected"]
 ENDS: Final[Mapping[str, End]] = {

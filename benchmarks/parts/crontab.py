@@ -9,7 +9,7 @@ from unittest import mock
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import HOLDS
+from pliant.schemas.event import ALLOCATION_EVENTS
 from pliant.schemas.io import read_events, write_cluster, write_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.service.inputs import PreparedRun
@@ -81,7 +81,7 @@ class Crontab:
     def changes(self) -> list[str]:
         """Every change of what a job holds, in the order of the log."""
         events = read_events(self.dirs.events)
-        return [f"{event.event} {event.job}" for event in events if event.event in HOLDS]
+        return [f"{event.event} {event.job}" for event in events if event.event in ALLOCATION_EVENTS]
 
 
 def moves_without_news(folder: Path, jobs: int, turns: int, seed: int) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from pliant.schemas.checks import Capacities
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.event import HOLDS
+from pliant.schemas.event import ALLOCATION_EVENTS
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.replay.inputs import Inputs
@@ -71,7 +71,7 @@ def slower_sizes(inputs: Inputs) -> Iterator[tuple[str, str, str]]:
         if policy_class(name).elasticity == "none":
             continue
         for event in replayed(inputs, name).log.events():
-            if event.event in HOLDS and event.job in elastic and event.gpus and event.placement:
+            if event.event in ALLOCATION_EVENTS and event.job in elastic and event.gpus and event.placement:
                 job = elastic[event.job]
                 place = event.placement
                 faster = faster_and_smaller(job, place, event.global_batch or 0, speeds)

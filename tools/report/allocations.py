@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from pliant.schemas.event import ENDS, EVENT_NAMES, HOLDS, RESCALES
+from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT_NAMES, RESCALES
 from pliant.schemas.file_io.events import UNSTATED
 from pliant.tools.report.job_columns import (
     OUTCOMES,
@@ -39,7 +39,7 @@ def is_one_of(names: Iterable[str]) -> Booleans:
     return np.array([*(name in names for name in EVENT_NAMES), False])
 
 
-_HOLDS: Final = is_one_of(HOLDS)
+_ALLOCATION_EVENTS: Final = is_one_of(ALLOCATION_EVENTS)
 _ENDS: Final = is_one_of(ENDS)
 _REQUEUE: Final = is_one_of(["requeue"])
 _PREEMPT: Final = is_one_of(["preempt"])
@@ -50,7 +50,7 @@ STOPS: Final = _PREEMPT | _RESCALES
 """Stops and changes by a policy."""
 _CHECKPOINT: Final = is_one_of(["checkpoint"])
 _FAIL: Final = EVENT_NAMES.index("fail")
-CHANGES: Final = _HOLDS | _ENDS | _REQUEUE
+CHANGES: Final = _ALLOCATION_EVENTS | _ENDS | _REQUEUE
 """By event, whether it may change what a job holds."""
 _OUTCOME_OF: Final = np.array(
     [*(OUTCOMES.index(ENDS[name]) if name in ENDS else 0 for name in EVENT_NAMES), 0], np.uint8
@@ -195,7 +195,7 @@ class _Fold:
         self.is_first = differ_from_last(job)
         # The first change of the same job.
         self.begin = np.maximum.accumulate(np.where(self.is_first, self.places, 0))
-        self.holds, self.ends = _HOLDS[event], _ENDS[event]
+        self.holds, self.ends = _ALLOCATION_EVENTS[event], _ENDS[event]
         self.requeues = _REQUEUE[event]
         # After each change.
         self.gpus = self._gpus()

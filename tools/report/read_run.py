@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.event import ENDS, EVENT_NAMES, FREES, HOLDS, OF_THE_CLUSTER, Event
+from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT_NAMES, FREES, OF_THE_CLUSTER, Event
 from pliant.schemas.file_io.events import (
     UNSTATED,
     Detail,
@@ -54,7 +54,7 @@ R = TypeVar("R", bound=Record)
 _SHORTEST_STEP_S: Final = 1e-9
 _SUBMIT: Final = EVENT_NAMES.index("submit")
 _OF_JOBS: Final = ~is_one_of(["submit", *OF_THE_CLUSTER])
-_SHARES: Final = is_one_of([*HOLDS, *FREES])
+_SHARES: Final = is_one_of([*ALLOCATION_EVENTS, *FREES])
 _OVER: Final = is_one_of(frozenset(ENDS) - {"fail"})
 """Events after which a log rarely tells more of a job."""
 _LOOKED_AT: Final = is_one_of(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])

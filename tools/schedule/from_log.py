@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event, epochs_done
+from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, OF_NODES, OF_SLOTS, ORDERS, Event, epochs_done
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, Schedule
@@ -112,11 +112,11 @@ class SessionFold:
         :raises BadInputError: it contradicts those before it or the cluster.
         """
         first = next(iter(self._together), None)
-        if first is None or (event.time, event.event in HOLDS) != (first.time, True):
+        if first is None or (event.time, event.event in ALLOCATION_EVENTS) != (first.time, True):
             self._flush()
         self._together.append(event)
         self._events += 1
-        if event.event not in HOLDS:
+        if event.event not in ALLOCATION_EVENTS:
             self._flush()
 
     def finish(self) -> Session:
@@ -190,7 +190,7 @@ def apply_events(session: Session, events: Sequence[Event]) -> None:
     :raises ValueError: the events contradict what the session knows.
     """
     event = events[0]
-    if event.event in HOLDS:
+    if event.event in ALLOCATION_EVENTS:
         _apply_holdings(session, [each for each in events if each.job not in session.ended])
     elif event.event == "submit":
         session.take_up(_job(event), event.time)
@@ -303,7 +303,7 @@ def correct(job: JobState, event: Event) -> None:
         job.observe(Observation(place, local, accum, seen["step_seconds"], None, job.gpu_type))
     if (noise_scale := measured.get("noise_scale")) is not None:
         job.noise_scale = float(noise_scale)
-    if event.event in HOLDS and job.gpus and event.overhead_seconds:
+    if event.event in ALLOCATION_EVENTS and job.gpus and event.overhead_seconds:
         job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
 
 

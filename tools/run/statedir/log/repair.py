@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
-from pliant.schemas.event import ENDS, EVENT, FREES, HOLDS, OF_NODES, OF_SLOTS, Event
+from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT, FREES, OF_NODES, OF_SLOTS, Event
 from pliant.schemas.file_io.events import LOG_HEADER, read_event, sealed_lines
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.json_lines import (
@@ -270,7 +270,9 @@ def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple
     """The events without contradictions, and what was done for that. No nodes: nothing is known of GPUs."""
     fitting = _Fitting(node_gpus)
     numbered = enumerate(events)
-    groups = groupby(numbered, key=lambda each: (each[1].time, -1 if each[1].event in HOLDS else each[0]))
+    groups = groupby(
+        numbered, key=lambda each: (each[1].time, -1 if each[1].event in ALLOCATION_EVENTS else each[0])
+    )
     kept = [found for _, group in groups for found in fitting.take([event for _, event in group])]
     return kept, [*fitting.said, *fitting.unknown_jobs()]
 
@@ -295,7 +297,7 @@ class _Fitting:
         self._withdrawn = {slot: until_s for slot, until_s in self._withdrawn.items() if until_s > first.time}
         if first.event in OF_SLOTS:
             return self._slot(first)
-        if first.event in HOLDS:
+        if first.event in ALLOCATION_EVENTS:
             return self._changes([event for event in group if self._is_known(event.job or "")])
         if first.event in OF_NODES:
             return self._node(first)
