@@ -42,7 +42,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds, throughput_for
 from pliant.tools.schedule.registry import make_policy, policy_class
-from pliant.tools.schedule.session.holdings import DepartedJobs
+from pliant.tools.schedule.session.allocations import DepartedJobs
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Oracle
 

@@ -39,7 +39,7 @@ from pliant.tools.schedule.policy import Explanation, Policy, PolicyError, Reser
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
 from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy, name_of
-from pliant.tools.schedule.session.holdings import Transition
+from pliant.tools.schedule.session.allocations import Transition
 from pliant.tools.schedule.session.session import Session
 
 if TYPE_CHECKING:

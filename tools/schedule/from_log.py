@@ -30,7 +30,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus, Observation
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.holdings import Holding
+from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
 
 if TYPE_CHECKING:
@@ -153,12 +153,12 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     out = {verdict.job: verdict.reason for verdict in schedule.rejected}
     for job in arrivals_until(schedule.jobs, schedule.time, out):
         (session.take_up if job.id in out else session.submit)(job, schedule.time)
-    holdings = [_holding(given) for given in schedule.allocations]
+    updates = [_update_of(given) for given in schedule.allocations]
     try:
         for job_id in out:
             if job_id not in session.turned_away:
                 session.end(job_id, schedule.time, "rejected")
-        session.adopt(holdings, schedule.time)
+        session.adopt(updates, schedule.time)
     except (KeyError, ValueError) as error:
         raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
     seen = {"changes_seen": len(session.changes)}  # absorbed is all that this session begins with
@@ -169,9 +169,9 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     return session
 
 
-def _holding(given: Allocation) -> Holding:
+def _update_of(given: Allocation) -> AllocationUpdate:
     batch = None if given.batch is None else given.batch.global_
-    return Holding(given.job, given.placement, batch, given.servers, given.beside)
+    return AllocationUpdate(given.job, given.placement, batch, given.servers, given.beside)
 
 
 def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ()) -> list[Job]:
@@ -245,7 +245,7 @@ def _apply_slot(session: Session, event: Event) -> None:
 def _apply_holdings(session: Session, events: Sequence[Event]) -> None:
     session.adopt(
         [
-            Holding(
+            AllocationUpdate(
                 event.job or "",
                 event.placement or (),
                 event.global_batch,

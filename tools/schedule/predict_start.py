@@ -23,7 +23,7 @@ from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.holdings import Transition
+from pliant.tools.schedule.session.allocations import Transition
 from pliant.tools.schedule.session.session import Session
 
 DECISIONS_AHEAD: Final = 1000

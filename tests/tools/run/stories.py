@@ -20,7 +20,7 @@ from pliant.tools.schedule.from_log import apply_events, correct, session_for_ru
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.holdings import Transition
+from pliant.tools.schedule.session.allocations import Transition
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import some_jobs

@@ -30,7 +30,7 @@ from pliant.tools.replay.engine.running import (
 )
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.session.holdings import Transition
+from pliant.tools.schedule.session.allocations import Transition
 from pliant.tools.schedule.session.session import ForecastLog, IdleLimit, Session
 
 Advance = Callable[[int, int | None], None]

@@ -15,7 +15,7 @@ from pliant.tools.replay.engine.simulated_cluster import Interference, Simulated
 from pliant.tools.replay.progress import SampleProgress, Segment, regime
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
 from pliant.tools.schedule.rates import shape_of
-from pliant.tools.schedule.session.holdings import Transition
+from pliant.tools.schedule.session.allocations import Transition
 from pliant.tools.schedule.session.session import Session
 
 FINISH: Final = 0

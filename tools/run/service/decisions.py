@@ -30,7 +30,7 @@ from pliant.tools.schedule.demand import JobCheck, submit_detail
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import PolicyError, in_words
-from pliant.tools.schedule.session.holdings import Holding, Transition
+from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition
 from pliant.tools.schedule.session.session import ForecastLog, IdleLimit, Session, why_left
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class Decisions:
 
     def _put_back(self, held: Mapping[str, Allocation], now_s: float) -> None:
         """Undo a decision that came to nothing: jobs hold what they held."""
-        changed: list[Holding] = []
+        changed: list[AllocationUpdate] = []
         for job in self.session.jobs.values():
             before = held.get(job.id)
             place, batch, beside = (
@@ -165,7 +165,7 @@ class Decisions:
             )
             wanted = (place, batch or job.global_batch, beside)
             if (job.placement, job.global_batch, job.beside) != wanted:
-                changed.append(Holding(job.id, place, batch, job.servers, beside))
+                changed.append(AllocationUpdate(job.id, place, batch, job.servers, beside))
         self.session.put_back(changed, now_s)
 
 

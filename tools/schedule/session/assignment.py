@@ -17,7 +17,7 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.session.holdings import Holding, Transition
+from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition
 from pliant.tools.schedule.session.quarantine import Quarantine
 
 DemandsOf = Callable[[Mapping[str, Target]], "Demands"]
@@ -80,7 +80,7 @@ def assign(
     sizes_jobs: bool = False,
     accumulates: bool = True,
     cut: Collection[str] = (),
-) -> dict[str, Holding]:
+) -> dict[str, AllocationUpdate]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
     A job stays where no GPU type has enough GPUs left for it, or where its demands or replicas do not fit.
@@ -174,7 +174,7 @@ class _World:
 
 def _attempt(
     moving: Mapping[str, Target], jobs: Mapping[str, JobState], world: _World
-) -> tuple[dict[str, Holding], str | None]:
+) -> tuple[dict[str, AllocationUpdate], str | None]:
     """Places of all jobs but those that wait and found none; or none, and a running job that found none."""
     free = world.free
     left = [
@@ -184,7 +184,7 @@ def _attempt(
     ]
     for placement in left:
         free.give(placement)
-    places: dict[str, Holding] = {}
+    places: dict[str, AllocationUpdate] = {}
     taken: list[NodeGpus] = []
     turns: Iterable[tuple[str, Target]] = moving.items()
     if len(moving) > 1:
@@ -222,7 +222,7 @@ def _attempt(
 
 
 def _check_homes(
-    moving: Mapping[str, Target], places: Mapping[str, Holding], jobs: Mapping[str, JobState]
+    moving: Mapping[str, Target], places: Mapping[str, AllocationUpdate], jobs: Mapping[str, JobState]
 ) -> None:
     without = [jobs[job_id] for job_id in moving if job_id not in places]
     if homeless := [job.id for job in without if job.barred and not job.gpus]:
@@ -259,7 +259,9 @@ def _turn(job: JobState, target: Target) -> tuple[int, int]:
     return (1 if target.gpus <= job.gpus else 2), -job.per_replica
 
 
-def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, world: _World) -> Holding | None:
+def _beside(
+    job: JobState, target: Target, other: JobState, gpus: NodeGpus, world: _World
+) -> AllocationUpdate | None:
     """The place of the job to share with, where the two can share it."""
     quarantine, left = world.quarantine, world.demands
     if gpus_of(gpus) != target.gpus or quarantine.held_until_s(job.id) is not None:
@@ -276,12 +278,12 @@ def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, worl
     ):
         return None
     if left is None or job.room is None:
-        return Holding(job.id, gpus)
+        return AllocationUpdate(job.id, gpus)
     servers = left.take(job, gpus, target.servers, world.free) if left.fits(job, gpus) else None
-    return None if servers is None else Holding(job.id, gpus, None, servers)
+    return None if servers is None else AllocationUpdate(job.id, gpus, None, servers)
 
 
-def _place(job: JobState, target: Target, world: _World) -> Holding | None:
+def _place(job: JobState, target: Target, world: _World) -> AllocationUpdate | None:
     """A place with everything that the job demands, parameter servers included."""
     free, left = world.free, world.demands
     if job.types is not None and target.gpus:
@@ -292,7 +294,7 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
             return None
     if left is None or job.room is None:
         gpus = _allowed(job, target, world) if target.gpus else _NO_PLACE
-        return None if gpus is None else Holding(job.id, gpus)
+        return None if gpus is None else AllocationUpdate(job.id, gpus)
     if target.placement is not None and (
         free.splits(target.placement, job.per_replica) or not left.fits(job, target.placement)
     ):
@@ -306,7 +308,7 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
     if gpus is None:
         return None
     servers = left.take(job, gpus, target.servers, free)
-    return None if servers is None else Holding(job.id, gpus, None, servers)
+    return None if servers is None else AllocationUpdate(job.id, gpus, None, servers)
 
 
 def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:

@@ -27,8 +27,15 @@ from pliant.tools.schedule.jobs import (
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.session.admission import Admission, first_holder
+from pliant.tools.schedule.session.allocations import (
+    AllocationUpdate,
+    Step,
+    Transition,
+    company_in,
+    set_allocation,
+    step_of,
+)
 from pliant.tools.schedule.session.dependencies import wait_of
-from pliant.tools.schedule.session.holdings import Holding, Step, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.quarantine import Quarantine, node_of
 from pliant.tools.schedule.snapshot import Change, ChangeKind
 
@@ -368,7 +375,7 @@ class ClusterState:
             self._note("priority", time_s, job=job)
             self._admit(job.spec.user, time_s)
 
-    def leavers(self, *, elastic: bool) -> list[Holding]:
+    def leavers(self, *, elastic: bool) -> list[AllocationUpdate]:
         """What jobs that must give up GPUs at once hold instead.
 
         These jobs are held, wait for a limit or another job, or sit on a drained node.
@@ -378,7 +385,7 @@ class ClusterState:
         admission = self.admission
         if not admission.hide_jobs and not admission.drained:
             return []
-        found = [Holding(job_id) for job_id in admission.must_wait() if self.jobs[job_id].gpus]
+        found = [AllocationUpdate(job_id) for job_id in admission.must_wait() if self.jobs[job_id].gpus]
         leaving = admission.must_be_left()
         for job_id, job in self.jobs.items() if leaving else ():
             rest = tuple((name, count) for name, count in job.placement if name not in leaving)
@@ -388,7 +395,9 @@ class ClusterState:
             stays = elastic and job.spec.elastic != "none" and gpus >= job.spec.min_gpus
             stays = stays and job.spec.gpus.allows(gpus)
             stays = stays and job.beside is None
-            found.append(Holding(job_id, rest, None, job.servers) if stays else Holding(job_id))
+            found.append(
+                AllocationUpdate(job_id, rest, None, job.servers) if stays else AllocationUpdate(job_id)
+            )
         return found
 
     # Nodes vanish and come back, are drained and resume.
@@ -547,7 +556,7 @@ class ClusterState:
 
     # Jobs come to hold GPUs and leave them.
 
-    def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
+    def adopt(self, updates: Sequence[AllocationUpdate], time_s: float) -> list[Transition]:
         """These jobs hold these GPUs from ``time_s`` on, as a log or a schedule says; no policy is asked.
 
         All change at once, so jobs may take over each other's GPUs; on an error, nothing changes.
@@ -556,26 +565,26 @@ class ClusterState:
         :raises ValueError: a node is unknown, down or has too few free GPUs.
         """
         time_s = self._at(time_s)
-        on_gpus = [each for each in holdings if self.jobs[each.job_id].requested]
+        on_gpus = [each for each in updates if self.jobs[each.job_id].requested]
         company = company_in(on_gpus, self.jobs, self._room_on)
         if not self.admission.drained:
-            return self._take_over(holdings, company, time_s)
-        with self._rebound((holding.job_id for holding in holdings), time_s):
-            return self._take_over(holdings, company, time_s)
+            return self._take_over(updates, company, time_s)
+        with self._rebound((update.job_id for update in updates), time_s):
+            return self._take_over(updates, company, time_s)
 
     def _take_over(
-        self, holdings: Sequence[Holding], company: Mapping[str, str], time_s: float
+        self, updates: Sequence[AllocationUpdate], company: Mapping[str, str], time_s: float
     ) -> list[Transition]:
-        for holding in holdings:
-            self._leave(self.jobs[holding.job_id], time_s)
+        for update in updates:
+            self._leave(self.jobs[update.job_id], time_s)
         found = []
-        for holding in holdings:
-            job, place = self.jobs[holding.job_id], holding.placement
+        for update in updates:
+            job, place = self.jobs[update.job_id], update.placement
             other = self.jobs.get(company.get(job.id, ""))
             if other is None and job.requested:
                 self.free.take(self.admission.in_service(place))
-            batch = holding.global_batch or job.global_batch
-            found.append(self._change(job, place, batch, time_s, holding.servers, beside=other))
+            batch = update.global_batch or job.global_batch
+            found.append(self._change(job, place, batch, time_s, update.servers, beside=other))
         return [transition for transition in found if transition is not None]
 
     def _change(
@@ -633,7 +642,7 @@ class ClusterState:
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
         if self.usage is not None and job.requested:
             self._use(job, gpus_of(place) - job.gpus, time_s)
-        hold(job, time_s, place, servers)
+        set_allocation(job, time_s, place, servers)
 
     def _use(self, job: JobState, more: float, time_s: float) -> None:
         """A job uses more GPUs from now on, or fewer; two jobs on the same GPUs use half of them each."""

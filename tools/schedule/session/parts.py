@@ -27,8 +27,8 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_ty
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
 from pliant.tools.schedule.rates import Speeds, cut
+from pliant.tools.schedule.session.allocations import AllocationUpdate as Holding
 from pliant.tools.schedule.session.assignment import Demands
-from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, claims_of, entitle
 from pliant.tools.schedule.snapshot import Change, ChangeKind, Snapshot

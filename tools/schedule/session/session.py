@@ -27,6 +27,7 @@ from pliant.tools.schedule.policy import (
     blame,
     blaming,
 )
+from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition, in_net
 from pliant.tools.schedule.session.assignment import (
     Demands,
     NoPlaceError,
@@ -40,7 +41,6 @@ from pliant.tools.schedule.session.assignment import (
     start,
 )
 from pliant.tools.schedule.session.cluster_state import ClusterState, is_of_gpu, make
-from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
 from pliant.tools.schedule.session.on_cpus import CpuStarts
 from pliant.tools.schedule.session.quarantine import node_of
 from pliant.tools.schedule.session.rules import RuleBook
@@ -133,10 +133,10 @@ class Session(ClusterState):
         self.speeds.share_nothing()
         self._parted = False
 
-    def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
+    def put_back(self, updates: Sequence[AllocationUpdate], time_s: float) -> None:
         """A decision could not be executed: jobs hold what they held; the policy sees which wait again."""
         self._outlasts_ends = False
-        undone = self.adopt(holdings, time_s)
+        undone = self.adopt(updates, time_s)
         self._refused += [Change(self.now_s, "lost", found.job) for found in undone if not found.job.gpus]
 
     def snapshot(self, time_s: float) -> Snapshot:
@@ -535,11 +535,11 @@ class Session(ClusterState):
         self._refused = [*self._refused, *lost]
         return left
 
-    def _guests(self) -> list[Holding]:
+    def _guests(self) -> list[AllocationUpdate]:
         """Of each pair that shares GPUs, the later job is to hold nothing."""
         pairs = ((job, self.jobs[job.beside]) for job in self.jobs.values() if job.beside is not None)
         late = (job for job, other in pairs if (job.granted_s, job.id) > (other.granted_s, other.id))
-        return [Holding(job.id) for job in late]
+        return [AllocationUpdate(job.id) for job in late]
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
         if (changed := self._change_plainly(decision, time_s)) is not None:
@@ -569,7 +569,7 @@ class Session(ClusterState):
                     self._refused.append(Change(time_s, "lost", job))
                 continue  # no GPU type has enough GPUs for it: it keeps what it has
             batch = target.global_batch or job.global_batch
-            after = Holding.of(job) if place is None else place
+            after = AllocationUpdate.of(job) if place is None else place
             other = None if place is None or target.beside is None else self.jobs[target.beside]
             transition = self._change(job, after.placement, batch, time_s, after.servers, beside=other)
             if transition is not None:
@@ -680,7 +680,7 @@ class Session(ClusterState):
         )
         return target._replace(gpus=useful, servers=None) if 0 < useful < gpus else target
 
-    def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
+    def _assign(self, targets: Mapping[str, Target]) -> dict[str, AllocationUpdate]:
         jobs = self.jobs
         moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
         if not moving:

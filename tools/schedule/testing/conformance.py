@@ -24,7 +24,7 @@ from pliant.schemas.job import Gpus, Job, Utility
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
-from pliant.tools.schedule.session.holdings import Holding
+from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import (
     CLUSTERS,
@@ -197,8 +197,8 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
         for tell in happened:
             tell(held.session)
         held.decide()
-        holdings = [Holding.of(state) for state in held.jobs.values()]
-        history += [*happened, methodcaller("adopt", holdings, time_s)]
+        updates = [AllocationUpdate.of(state) for state in held.jobs.values()]
+        history += [*happened, methodcaller("adopt", updates, time_s)]
         history += [partial(_turn_away, job_id=job_id, time_s=time_s) for job_id in held.session.ended]
     return {state.id: (state.placement, state.global_batch) for state in held.jobs.values()}
 

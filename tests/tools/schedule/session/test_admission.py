@@ -12,7 +12,7 @@ from pliant.tools.schedule.policy import Decision, PolicyError
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.admission import Admission
-from pliant.tools.schedule.session.holdings import Holding
+from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import FREE_CHANGES, cluster, job, session
@@ -34,7 +34,7 @@ def changes(held: Session) -> list[tuple[str, str]]:
 
 
 def on(held: Session, **places: dict[str, int]) -> Session:
-    held.adopt([Holding(name, tuple(place.items())) for name, place in places.items()], 1.0)
+    held.adopt([AllocationUpdate(name, tuple(place.items())) for name, place in places.items()], 1.0)
     held.changes.clear()
     return held
 
@@ -49,7 +49,7 @@ def test_a_held_job_leaves_and_arrives_when_it_is_released() -> None:
     assert changes(held) == [("cancelled", "a")]
     with pytest.raises(PolicyError):
         steps(held, 3.0, b=5)
-    held.put_back([Holding("a", (("n0", 2),))], 3.0)
+    held.put_back([AllocationUpdate("a", (("n0", 2),))], 3.0)
     assert placed(held)["a"] == {"n0": 2}, "it goes on until the policy decides"
     assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
     assert isinstance(held.policy, Says)
@@ -158,7 +158,7 @@ def test_a_bound_job_comes_back_and_a_drained_node_stays_drained() -> None:
     # A setback of a bound job leaves it bound to what it still holds.
     held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
     held.drain("n0", 2.0, now=False)
-    held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
+    held.adopt([AllocationUpdate("a", (("n0", 1), ("n1", 1)))], 3.0)
     assert placed(held)["a"] == {"n0": 1, "n1": 1}
     assert (list(held.admission.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
     # Drained node that goes down is still drained when back.

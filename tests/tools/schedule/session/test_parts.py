@@ -8,7 +8,7 @@ from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, PolicyError, Target
-from pliant.tools.schedule.session.holdings import Holding
+from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import TimedSteps, cluster, job, mixed_cluster, sizes
@@ -428,7 +428,7 @@ def test_what_a_policy_leaves_is_offered_again_when_it_asks(keeps: bool, until_s
         held.submit(each, 0.0)
         again.submit(each, 0.0)
     comes(held, at=0.0)
-    again.adopt([Holding.of(each) for each in held.jobs.values() if each.gpus], 0.0)
+    again.adopt([AllocationUpdate.of(each) for each in held.jobs.values() if each.gpus], 0.0)
     again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
     assert loaded == [("kept", ["y0", "y1", "y2", "y3"])] * keeps
     for each in (held, again):

@@ -1,6 +1,6 @@
 """What jobs hold, how a change of it is called, and whether there is room for it.
 
-A :class:`Holding` is what the session needs of an allocation, whether from a log, a schedule or the
+A :class:`AllocationUpdate` is what the session needs of an allocation, whether from a log, a schedule or the
 assignment step. A :class:`Transition` is what became of it.
 """
 
@@ -27,7 +27,7 @@ class Transition(NamedTuple):
     reason: str = ""
 
 
-class Holding(NamedTuple):
+class AllocationUpdate(NamedTuple):
     """What one job is to hold; nothing if the placement is empty."""
 
     job_id: str
@@ -40,7 +40,7 @@ class Holding(NamedTuple):
     """The job that holds the same GPUs; one of the two may say so, or both."""
 
     @classmethod
-    def of(cls, job: JobState) -> Holding:
+    def of(cls, job: JobState) -> AllocationUpdate:
         return cls(job.id, job.placement, job.global_batch, job.servers, job.beside)
 
 
@@ -56,7 +56,7 @@ def step_of(job: JobState, place: NodeGpus) -> Step:
     return "move" if place != job.placement else "rebatch"
 
 
-def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
+def set_allocation(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
     """Book progress until now; from now on the job holds this place, nothing if it is empty."""
     job.settle(time_s)
     if not job.gpus:
@@ -134,7 +134,7 @@ def _net(steps: Sequence[Transition]) -> Transition | None:
 
 
 def company_in(
-    holdings: Sequence[Holding], jobs: Mapping[str, JobState], room_on: Callable[[str], int]
+    updates: Sequence[AllocationUpdate], jobs: Mapping[str, JobState], room_on: Callable[[str], int]
 ) -> dict[str, str]:
     """The jobs that come to share GPUs, and with which job.
 
@@ -144,15 +144,15 @@ def company_in(
     :raises KeyError: a job is not active.
     :raises ValueError: a node is unknown or has too few GPUs for one of them.
     """
-    moving = {each.job_id: jobs[each.job_id] for each in holdings}
-    alone = _left_alone(holdings, moving, jobs)
+    moving = {each.job_id: jobs[each.job_id] for each in updates}
+    alone = _left_alone(updates, moving, jobs)
     freed = Counter[str]()
     for job in moving.values():
         if job.frees_gpus(moving):
             for name, count in job.placement:
                 freed[name] += count
     company: dict[str, str] = {}
-    for job_id, place, beside in ((each.job_id, each.placement, each.beside) for each in holdings):
+    for job_id, place, beside in ((each.job_id, each.placement, each.beside) for each in updates):
         if beside is not None and place and alone.get(beside) == place:
             company[job_id] = beside
             del alone[beside]
@@ -167,9 +167,9 @@ def company_in(
 
 
 def _left_alone(
-    holdings: Iterable[Holding], moving: Mapping[str, JobState], jobs: Mapping[str, JobState]
+    updates: Iterable[AllocationUpdate], moving: Mapping[str, JobState], jobs: Mapping[str, JobState]
 ) -> dict[str, NodeGpus]:
     """The jobs that stay where they are, without a partner, and are to get one."""
-    named = (jobs.get(each.beside or "") for each in holdings)
+    named = (jobs.get(each.beside or "") for each in updates)
     stay = (job for job in named if job is not None and job.id not in moving)
     return {job.id: job.placement for job in stay if job.beside is None or job.beside in moving}
