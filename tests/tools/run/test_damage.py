@@ -270,11 +270,11 @@ def test_slots_after_a_repair_are_as_the_other_lines_say(tmp_path: Path, repaire
     assert "slot n0/3: the line that freed it is lost; it stays in service" in repaired(back)
     log = read_log(back.path)
     assert {job_id: each.gpus for job_id, each in log.jobs.items()} == {"a": 4, "b": 4}
-    assert log.suspects.slots == {}
+    assert log.slot_faults.slots == {}
     out = story.write(tmp_path / "out")
     damage(out, lambda event: event.event in ("slot_up", "grow"))
     repaired(out)
-    assert read_log(out.path).suspects.slots == {"n0/3": {"a": 1}}
+    assert read_log(out.path).slot_faults.slots == {"n0/3": {"a": 1}}
     _, events = LogView(out).history(Basis.of(NODES, None))[:2]
     session = session_from_events(events, make_policy("fifo"), NODES, CurveThroughput())
     assert dict(session.quarantine.out_of_service) == {"n0/3": BEGAN_S + 602}

@@ -56,7 +56,7 @@ from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableE
 from pliant.tools.run.statedir.contract.plan import Plan, Progress
 from pliant.tools.run.statedir.contract.presence import use_of
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.failures import Faults, Suspects, may_pass
+from pliant.tools.run.statedir.failures import Faults, SlotFaults, may_pass
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
 
 STARTING_S: Final = 0.5
@@ -97,7 +97,7 @@ class Executor:
         self.targets: dict[str, Assignment] = {}
         self.gangs: dict[str, Gang] = {}
         # The log's evidence against slots: of free ones those with the least are taken.
-        self.suspects = Suspects()
+        self.slot_faults = SlotFaults()
         self.backend = backend
         self._dirs = dirs
         self._clock = clock
@@ -155,7 +155,7 @@ class Executor:
         started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
         node_gpus = {node.name: node.gpus for node in self.nodes.values()}
         return plan_steps(
-            self.targets, wanted, jobs, node_gpus, started=started, doubt=self.suspects.deaths_on
+            self.targets, wanted, jobs, node_gpus, started=started, doubt=self.slot_faults.deaths_on
         )
 
     def apply(self, steps: Iterable[ChangeStep]) -> None:
@@ -181,7 +181,7 @@ class Executor:
 
     def adopt(self, log: RunLog) -> None:
         """Take over what runs in the directory; the log says what jobs shall hold."""
-        self.suspects, self._log = log.suspects, log
+        self.slot_faults, self._log = log.slot_faults, log
         for handle in self.backend.adopt(log.over):
             self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
@@ -335,7 +335,9 @@ class Executor:
             return None
         taken = {slot for each in self.targets.values() for slot in each.slots}
         free = (Slot(node, index) for node in nodes for index in range(self.nodes[node].gpus))
-        new = next((slot for slot in free if slot not in taken and not self.suspects.deaths_on(slot)), None)
+        new = next(
+            (slot for slot in free if slot not in taken and not self.slot_faults.deaths_on(slot)), None
+        )
         if new is None or len(target.slots) == 1:
             return None
         slots = (*(slot for slot in target.slots if slot != old), new)
@@ -421,9 +423,11 @@ class Executor:
             held = {slot for name, other in self.targets.items() if name != job_id for slot in other.slots}
             taken = held.intersection(setback.slots)
             yield Hindered(job_id, gang.handle.attempt, setback, after.allocation, taken)
-        if self.suspects.slots:
+        if self.slot_faults.slots:
             kept = self.targets[job_id].slots if job_id in self.targets else ()
-            proven = sorted(slot for slot in gang.proven() if slot in kept and self.suspects.deaths_on(slot))
+            proven = sorted(
+                slot for slot in gang.proven() if slot in kept and self.slot_faults.deaths_on(slot)
+            )
             if proven:
                 yield Proven(job_id, tuple(proven))
 

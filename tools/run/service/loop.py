@@ -157,7 +157,7 @@ class Loop:
         self.state = state
         self.session = session
         self.executor = executor
-        self.executor.suspects = state.log.suspects
+        self.executor.slot_faults = state.log.slot_faults
         if executor.submitters is not None:
             executor.submitters.log = state.log
         self.clock = clock

@@ -14,7 +14,7 @@ from pliant.tools.run.service.allocation import ChangeStep, Slot
 from pliant.tools.run.service.members import Ending, Setback
 from pliant.tools.run.service.rules import IdleJob, Straggler
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S, Fault, Suspects
+from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S, Fault, SlotFaults
 from pliant.tools.run.statedir.log.events import (
     displaced_event,
     failure_event,
@@ -221,9 +221,9 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     """
     setback = report.setback
     slots = [str(slot) for slot in setback.slots]
-    wait_s = log.suspects.wait_s(report.job_id, slots)
+    wait_s = log.slot_faults.wait_s(report.job_id, slots)
     held = set(slots) if job.beside is not None else {str(slot) for slot in report.held}
-    downs = [_slot_down(report, slot, log.suspects, time_s, held=slot in held) for slot in slots]
+    downs = [_slot_down(report, slot, log.slot_faults, time_s, held=slot in held) for slot in slots]
     left_out = [
         f"{slot} is left out {_until((down.detail or {})['seconds'], slot)}"
         for slot, down in zip(slots, downs, strict=True)
@@ -265,15 +265,15 @@ def straggler_event(time_s: float, found: Straggler) -> Event:
 def _leaves_slot(report: MovedOff, log: RunLog, time_s: float) -> list[Event]:
     """The job has another slot, and no job gets the one that it left for a while."""
     left = {**_division(report.left), "reason": report.reason, "straggled": report.slot}
-    follows = log.suspects.next_death(report.job_id, report.slot)
+    follows = log.slot_faults.next_death(report.job_id, report.slot)
     seconds = max(follows.seconds, MARKED_S)
     detail = {"slot": report.slot, "seconds": seconds, "by": report.job_id, "reason": report.reason}
     return [_holding("move", time_s, report.left, left), Event(time_s, "slot_down", detail=detail)]
 
 
-def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *, held: bool) -> Event:
+def _slot_down(report: Hindered, slot: str, slot_faults: SlotFaults, time_s: float, *, held: bool) -> Event:
     job_id, reason = report.job_id, report.setback.reason
-    follows = suspects.next_death(job_id, slot)
+    follows = slot_faults.next_death(job_id, slot)
     if follows.is_sick:
         reason = f"new workers of {follows.jobs} jobs died there, last of {job_id}: {reason}"
     detail = {"slot": slot, "seconds": follows.seconds, "by": job_id, "reason": reason}

@@ -4,7 +4,7 @@ Errors end that job, never the loop that serves all (:class:`Faults`). Memory th
 full for all, and errors outside of :meth:`Faults.of`, such as a log that cannot be written, belong to no job.
 
 When an attempt failed, or its new workers died, :class:`FailureRecord` decides on retries and
-:class:`Suspects` on slots, both from what the log says.
+:class:`SlotFaults` on slots, both from what the log says.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def given_up(record: FailureRecord, retries: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Consequence:
+class QuarantineRule:
     """What follows from a death."""
 
     seconds: float
@@ -223,7 +223,7 @@ class Consequence:
 
 
 @dataclass(slots=True)
-class Suspects:
+class SlotFaults:
     """Slots on which new workers died, and their jobs: what is kept from what, and for how long.
 
     One death does not tell whether the slot or the job is at fault, so first the job is kept from that slot.
@@ -251,13 +251,13 @@ class Suspects:
     def forget(self, job_id: str | None) -> None:
         self.jobs.pop(job_id or "", None)
 
-    def next_death(self, job_id: str, slot: str) -> Consequence:
+    def next_death(self, job_id: str, slot: str) -> QuarantineRule:
         """What follows if a worker of the job dies on the slot now."""
         by_job = self.slots.get(slot, {})
         others = [job for job in by_job if job != job_id]
         deaths = sum(by_job.values()) if others else by_job.get(job_id, 0)
         seconds = doubled(deaths) if len(others) + 1 < SICK else UNTIL_RESUMED_S
-        return Consequence(seconds, bool(others), len(others) + 1)
+        return QuarantineRule(seconds, bool(others), len(others) + 1)
 
     def wait_s(self, job_id: str, slots: Iterable[str]) -> float | None:
         """Seconds for which the job keeps its size if its workers die on these slots now.

@@ -72,7 +72,7 @@ from pliant.tools.run.statedir.failures import (
     WINDOW_S,
     FailureRecord,
     Fault,
-    Suspects,
+    SlotFaults,
     is_alike,
     is_worth_its_while,
 )
@@ -498,7 +498,7 @@ class RunLog:
     executed_s: float = 0.0
     once: bool = False
     """Whether the last decision was written by a call that does not stay."""
-    suspects: Suspects = field(default_factory=Suspects)
+    slot_faults: SlotFaults = field(default_factory=SlotFaults)
     """Slots on which new workers died."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     """Slots that no job gets, or got for a while: see :meth:`out_of_service`."""
@@ -524,7 +524,7 @@ class RunLog:
         elif event.event in OF_NODES:
             self._node(event)
         elif event.event in OF_SLOTS:
-            self.suspects.add(event.job, event.event, event.detail or {})
+            self.slot_faults.add(event.job, event.event, event.detail or {})
             self._slot(event)
         elif event.event == "release":
             self.broken_off.pop(event.job or "", None)
@@ -549,7 +549,7 @@ class RunLog:
             self.newest.pop(job_id, None)
             if event.event in ENDS and _breaks_off(event, job):
                 self.broken_off[job_id] = job.phase
-            self.suspects.forget(job_id)
+            self.slot_faults.forget(job_id)
 
     def _pair(self, job: JobLog, event: Event) -> None:
         """Update which jobs have the same GPUs."""
@@ -581,7 +581,7 @@ class RunLog:
         self.drained.pop(node, None)
         for slot in [slot for slot, left in self.left_out.items() if node_of(slot) == node and left.is_sick]:
             del self.left_out[slot]
-            self.suspects.slots.pop(slot, None)
+            self.slot_faults.slots.pop(slot, None)
 
     def may_be_there(self) -> Iterable[str]:
         """Jobs of which something may be left."""

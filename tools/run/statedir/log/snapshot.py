@@ -297,7 +297,7 @@ def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
         yield Event(at_s, "node_up", detail={"node": node})
     for node in sorted(log.drained.keys() - known.drained.keys()):
         yield Event(at_s, "undrain", detail={"node": node})
-    proven = log.suspects.slots.keys() - known.suspects.slots.keys()
+    proven = log.slot_faults.slots.keys() - known.slot_faults.slots.keys()
     for slot in sorted(proven | _out_longer(log, known, at_s).keys()):
         yield Event(at_s, "slot_up", detail={"slot": slot})
 

@@ -21,9 +21,9 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.failures import (
     FIRST_S,
     LONGEST_SUSPICION_S,
-    Consequence,
     FailureRecord,
-    Suspects,
+    QuarantineRule,
+    SlotFaults,
 )
 from pliant.tools.run.statedir.log.events import (
     decision_event,
@@ -364,7 +364,7 @@ def test_the_first_event_is_small_however_large_the_profile_is() -> None:
 def test_a_slot_where_two_jobs_died_is_bad_for_all_jobs(why_not: str) -> None:
     """The event is of no job, unless the other one can be why."""
     known, report = log(START), hindered(0, "n0/1")
-    known.suspects.died("b", "n0/1")
+    known.slot_faults.died("b", "n0/1")
     if why_not == "another job comes":
         report = replace(report, held=frozenset({Slot("n0", 1)}))
     elif why_not:
@@ -380,7 +380,7 @@ def test_a_slot_where_two_jobs_died_is_bad_for_all_jobs(why_not: str) -> None:
 def test_slots_that_failed_wait_and_shared_gpus_are_shared() -> None:
     known = log(START)
     for other in "bc":
-        known.suspects.died(other, "n0/1")
+        known.slot_faults.died(other, "n0/1")
     events = report_events(hindered(1, "n0/1"), known, 20.0, 3)
     assert (events[0].detail or {})["reason"] == "no memory; n0/1 is left out until pliant resume n0"
     session = Session(Fifo(), cluster(2), CurveThroughput())
@@ -396,7 +396,7 @@ def test_slots_that_failed_wait_and_shared_gpus_are_shared() -> None:
     known.add(resumed)
     apply_events(session, [resumed])
     assert (known.out_of_service(later_s), session.up_gpus) == ({}, 2)
-    assert not known.suspects.deaths_on("n0/1")
+    assert not known.slot_faults.deaths_on("n0/1")
     line = closed_lines(Status(fold(events)), 30.0)
     assert line == [f"slot n0/1 gets no job until pliant resume n0: {out.reason}"]
     # Two jobs on the same GPUs share them until one leaves.
@@ -587,18 +587,18 @@ def test_a_file_of_no_events_is_warned_of_once(tmp_path: Path, caplog: pytest.Lo
 
 def test_deaths_keep_a_job_from_a_slot_and_more_of_them_all_jobs() -> None:
     """One death for a while, each further one for twice as long; a third job's until an operator acts."""
-    known = Suspects()
+    known = SlotFaults()
     for times in (1, 2, 4, 8):
-        assert known.next_death("a", "n0/1") == Consequence(FIRST_S * times, for_all=False)
+        assert known.next_death("a", "n0/1") == QuarantineRule(FIRST_S * times, for_all=False)
         known.died("a", "n0/1")
-    assert known.next_death("a", "n0/2") == Consequence(FIRST_S, for_all=False)
+    assert known.next_death("a", "n0/2") == QuarantineRule(FIRST_S, for_all=False)
     for _ in range(20):
         known.died("a", "n0/1")
     assert known.next_death("a", "n0/1").seconds == LONGEST_SUSPICION_S
-    known = Suspects()
+    known = SlotFaults()
     known.died("a", "n0/1")
-    assert known.next_death("b", "n0/1") == Consequence(2 * FIRST_S, for_all=True)
-    known = Suspects()
+    assert known.next_death("b", "n0/1") == QuarantineRule(2 * FIRST_S, for_all=True)
+    known = SlotFaults()
     known.died("a", "n0/1")
     known.died("b", "n0/1")
     assert not known.next_death("b", "n0/1").is_sick, "two jobs may both be at fault"
@@ -606,7 +606,7 @@ def test_deaths_keep_a_job_from_a_slot_and_more_of_them_all_jobs() -> None:
 
 
 def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
-    known, waits = Suspects(), []
+    known, waits = SlotFaults(), []
     for slot in ("n0/1", "n0/2", "n0/3", "n0/1"):
         waits.append(known.wait_s("a", [slot]))
         known.died("a", slot)
@@ -616,7 +616,7 @@ def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
     assert known.deaths_on("n0/3") == 0
     assert known.deaths_on("n0/1") == before > 0, "it failed there, and can grow: the slot stays suspect"
     assert known.wait_s("a", ["n0/3"]) is None
-    known = Suspects()
+    known = SlotFaults()
     for slot in ("n0/1", "n0/2"):
         known.died("b", slot)
         known.died("a", slot)
