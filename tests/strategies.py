@@ -287,6 +287,23 @@ convergence_rows = st.lists(
 ).map(tuple)
 
 
+event_keys = st.sampled_from(
+    [
+        "trace_hash",
+        "reason",
+        "attempt",
+        "idle",
+        "node",
+        "slot",
+        "seconds",
+        "changes",
+        "user",
+        "observed",
+        "now",
+    ]
+)
+
+
 def _held(event: Event) -> Event:
     return replace(event, gpus=0) if event.event == "preempt" else event
 
@@ -304,7 +321,7 @@ events = st.lists(
         loss=maybe(finite),
         metric=maybe(finite),
         overhead_seconds=maybe(amounts),
-        detail=maybe(json_objects),
+        detail=maybe(st.dictionaries(text | event_keys, json_values, max_size=4)),
     ).map(_held),
     max_size=4,
 ).map(tuple)

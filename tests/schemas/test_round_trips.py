@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.event import Event
+from pliant.schemas.events import row_of, typed
+from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import PolicyState, PolicyUse, Schedule
 from tests import strategies
@@ -40,6 +42,11 @@ def test_every_kind_survives_a_file(kind: str, data: st.DataObject, tmp_path: Pa
     assert again == value
     write(again, second)
     assert first.read_bytes() == second.read_bytes()
+
+
+@given(rows=strategies.events)
+def test_typed_events_give_back_their_rows(rows: tuple[Event, ...]) -> None:
+    assert event_lines([row_of(typed(row)) for row in rows]) == event_lines(rows)
 
 
 @given(rows=st.lists(strategies.profile_rows(), max_size=4))

@@ -1,0 +1,538 @@
+"""What happened, typed: one class for each kind of event, and the codec between them and the table's rows.
+
+A row (:class:`~pliant.schemas.event.Event`) is what files hold; its ``detail`` is a free object.
+:func:`typed` reads a row, :func:`row_of` makes one; nothing else looks into a detail. A field that is None
+was not stated. Keys that a class does not know, and values of another type than its field's, are in
+``other``: every row comes back equal, with its keys in their order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import cache
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, get_args
+
+from pliant.schemas.event import Event, EventName
+
+if TYPE_CHECKING:
+    from pliant.schemas.runinfo import RunInfo, SubmitDetail
+
+Placement = tuple[tuple[str, int], ...]
+_MOST_EPOCHS: Final = 10**9
+"""Upper bound for a count of epochs; scripts write it."""
+
+
+class Null(Enum):
+    """A null in the file where that says something: what was so ends."""
+
+    NULL = None
+
+
+class Observed(TypedDict):
+    """The time of a step, and the configuration it was measured in."""
+
+    placement: Sequence[int]
+    local_batch: int
+    accum: int
+    step_seconds: float
+
+
+class Slowness(TypedDict):
+    """A worker that is slower than others; ``times`` is None once it is not."""
+
+    slot: str
+    times: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Happened:
+    """The columns of any event; ``pliant.schemas.event`` says what each holds."""
+
+    name: ClassVar[EventName]
+
+    time: float
+    job: str | None = None
+    gpus: int | None = None
+    placement: Placement | None = None
+    global_batch: int | None = None
+    samples_done: float | None = None
+    loss: float | None = None
+    metric: float | None = None
+    overhead_seconds: float | None = None
+    keys: tuple[str, ...] | None = field(default=None, kw_only=True)
+    """Keys of the detail in the order of the file; None: there was none, or the event is new."""
+    other: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """What else the detail says."""
+
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        stated = ((each.name, getattr(self, each.name)) for each in fields(self))
+        words = (f"{name}={value!r}" for name, value in stated if value is not None)
+        return f"{type(self).__name__}({', '.join(words)})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RunBegan(_Happened):
+    """Which run it is: the first event of a file."""
+
+    name = "decision"
+
+    stated: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """Fields of a :class:`~pliant.schemas.runinfo.RunInfo`."""
+
+    def info(self) -> RunInfo:
+        """:raises ValidationError: it does not say what a run has to say."""
+        from pliant.schemas.runinfo import RunInfo
+
+        return RunInfo.model_validate_json(json.dumps(self.stated or {}))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Submitted(_Happened):
+    """A job arrived."""
+
+    name = "submit"
+
+    stated: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """Fields of a :class:`~pliant.schemas.runinfo.SubmitDetail`."""
+
+    def submission(self) -> SubmitDetail:
+        """:raises ValidationError: it does not describe a job."""
+        from pliant.schemas.runinfo import SubmitDetail
+
+        return SubmitDetail.model_validate(self.stated, strict=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Decided(_Happened):
+    """The policy was asked, or a schedule was read."""
+
+    name = "decision"
+
+    origin_s: float | None = None
+    """UTC seconds at which the clock of ``submit_time`` shows 0."""
+    policy: str | None = None
+    decision_seconds: float | None = None
+    error: str | None = None
+    """Reason why the policy has decided nothing."""
+    once: bool | None = None
+    """Whether the call does not stay, such as one from cron."""
+    forecasts: Mapping[str, Any] | None = None
+    """Predictions by job id."""
+    admissions: Mapping[str, Any] | None = None
+    """By job id, what the policy says of jobs that it admitted or that are to wait."""
+    teams: Sequence[Mapping[str, Any]] | None = None
+    """Standings of the teams that share the cluster."""
+    restored: Mapping[str, Any] | None = None
+    """Fields of the records of a snapshot that no other event says."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class _Placed(_Happened):
+    """A job has GPUs; written when it is decided, before anything is done."""
+
+    accum: int | None = None
+    lr_scale: float | None = None
+    reason: str | None = None
+    servers: Sequence[Any] | None = None
+    """[[node, parameter servers], …]"""
+    beside: str | None = None
+    """Job that has the same GPUs."""
+    wait_seconds: float | None = None
+    """Time for which the job gets no further GPU."""
+    setback: bool | None = None
+    """Whether workers died or a node went down, rather than that the policy chose it."""
+    straggled: str | None = None
+    """Slot that the job left because a worker was slow there."""
+    lost_gpu_hours: float | None = None
+    """GPU hours since its last change, lost as the job cannot save."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Started(_Placed):
+    """A job without GPUs got some."""
+
+    name: ClassVar[EventName] = "start"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Resumed(Started):
+    """It had held some before."""
+
+    name = "resume"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Resized(_Placed):
+    """A running job has more or fewer GPUs: :class:`Grown` or :class:`Shrunk`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Grown(Resized):
+    """More GPUs."""
+
+    name = "grow"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Shrunk(Resized):
+    """Fewer GPUs."""
+
+    name = "shrink"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Moved(_Placed):
+    """As many GPUs elsewhere, or a changed batch on the same ones."""
+
+    name = "move"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class _Stopped(_Happened):
+    """A job gave up its GPUs."""
+
+    attempt: int | None = None
+    """Attempt that failed, or has finished."""
+    over: int | None = None
+    """Attempt that is over without a failure of its own."""
+    reason: str | None = None
+    failures: int | None = None
+    """Failures in a row."""
+    exit_code: int | None = None
+    at_samples: float | None = None
+    """Samples at which the same failure would be the last one."""
+    retries: int | None = None
+    """Failures in a row that are retried."""
+    displacements: int | None = None
+    """Attempts in a row whose place was taken away."""
+    wait_seconds: float | None = None
+    """Time for which the job is not started."""
+    timed_out: bool | None = None
+    """Whether a limit of its own ended it."""
+    user: str | None = None
+    """Who ordered it, by name and account."""
+    uid: int | None = None
+    from_start: bool | None = None
+    """Whether its work begins at the start."""
+    order: int | None = None
+    """Number of the order that this executes."""
+    lost_gpu_hours: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Preempted(_Stopped):
+    """The policy took its GPUs away."""
+
+    name = "preempt"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Requeued(_Stopped):
+    """It lost them without the policy's doing, and waits again."""
+
+    name = "requeue"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Finished(_Stopped):
+    """Its work is done."""
+
+    name = "finish"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Failed(_Stopped):
+    """It is given up."""
+
+    name = "fail"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Cancelled(_Stopped):
+    """Its user ended it, or it waited for a job that did not finish."""
+
+    name = "cancel"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Rejected(_Happened):
+    """The policy will never run it."""
+
+    name = "reject"
+
+    reason: str | None = None
+    admission: Mapping[str, Any] | None = None
+    """What the policy says of it besides."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Released(_Happened):
+    """Nothing is left of a job that ended while something of it might run."""
+
+    name = "release"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class _Trained(_Happened):
+    """Workers trained, or the service measured them."""
+
+    attempt: int | None = None
+    generation: int | None = None
+    step: int | None = None
+    mechanism: str | None = None
+    """How a change was made: "in place" or "relaunched"."""
+    reason: str | None = None
+    observed: Observed | None = None
+    noise_scale: float | None = None
+    step_seconds: float | None = None
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Progressed(_Trained):
+    """Training goes on."""
+
+    name = "progress"
+
+    first_step: bool | None = None
+    ready_s: float | None = None
+    """Seconds until a new worker was ready."""
+    workers: int | None = None
+    parts: Mapping[str, Any] | None = None
+    """Seconds of each part of a change in place."""
+    lost: bool | None = None
+    """Whether a worker was lost at the change."""
+    after: str | None = None
+    """Name of the change whose first step this is."""
+    lost_workers: Sequence[Any] | None = None
+    """Slots whose workers died; the others train on."""
+    idle: float | Null | None = None
+    """Part of its slots that the job uses, which the cluster's rule calls idle; null: it is busy again."""
+    straggler: Slowness | None = None
+    progress: Any = None
+    """Forecast of its work."""
+    admission: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Checkpointed(_Trained):
+    """Training can go on from here."""
+
+    name = "checkpoint"
+
+    count: int | None = None
+    """Checkpoints since the last such event."""
+    lost_samples: float | None = None
+    """Work after its last save, which is lost with an attempt."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class EpochEnded(_Trained):
+    """An epoch is done."""
+
+    name = "epoch"
+
+    epoch: int | None = None
+    """Number of the epoch, from 0."""
+
+    @property
+    def epochs_done(self) -> int | None:
+        """None if the event, which scripts write, does not say."""
+        number = self.epoch
+        return None if number is None or not 0 <= number < _MOST_EPOCHS else number + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class NodeDown(_Happened):
+    """The backend cannot use a node."""
+
+    name = "node_down"
+
+    node: str = ""
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class NodeUp(_Happened):
+    """It can use it again."""
+
+    name = "node_up"
+
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class SlotQuarantined(_Happened):
+    """A job, or without one every job, does not get a slot for a while."""
+
+    name = "slot_down"
+
+    slot: str = ""
+    seconds: float | None = None
+    by: str | None = None
+    """Job whose worker died there."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class SlotCleared(_Happened):
+    """A worker has trained there for long enough."""
+
+    name = "slot_up"
+
+    slot: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class _Ordered(_Happened):
+    """An order of a user was executed."""
+
+    user: str | None = None
+    uid: int | None = None
+    order: int | None = None
+    """Number of the order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Held(_Ordered):
+    """The policy does not see the job."""
+
+    name = "hold"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Unheld(_Ordered):
+    """It sees it again."""
+
+    name = "unhold"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Prioritized(_Ordered):
+    """The job has another priority."""
+
+    name = "priority"
+
+    priority: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Updated(_Ordered):
+    """Fields of the job changed."""
+
+    name = "update"
+
+    changes: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Drained(_Ordered):
+    """A node gets no work."""
+
+    name = "drain"
+
+    node: str = ""
+    reason: str | None = None
+    now: bool | None = None
+    """Whether its jobs leave it at once."""
+    until: float | None = None
+    """Time by which nothing may run there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Undrained(_Ordered):
+    """It gets work again."""
+
+    name = "undrain"
+
+    node: str = ""
+
+
+Placed = Started | Resumed | Grown | Shrunk | Moved
+Ended = Finished | Failed | Cancelled | Rejected
+Trained = Progressed | Checkpointed | EpochEnded
+Ordered = Held | Unheld | Prioritized | Updated | Drained | Undrained
+TypedEvent = (
+    RunBegan | Decided | Submitted | Placed | Preempted | Requeued | Ended | Released | Trained
+    | NodeDown | NodeUp | SlotQuarantined | SlotCleared | Ordered
+)  # fmt: skip
+
+_BY_NAME: Final[Mapping[EventName, type[TypedEvent]]] = {kind.name: kind for kind in get_args(TypedEvent)}
+_ANYTHING: Final = frozenset({str, int, float, bool, list, tuple, dict})
+_TYPES: Final[Mapping[str, frozenset[type]]] = {
+    "str": frozenset({str}),
+    "int": frozenset({int}),
+    "float": frozenset({int, float}),
+    "bool": frozenset({bool}),
+    "Null": frozenset({NoneType}),
+    "Sequence[Any]": frozenset({list, tuple}),
+    "Sequence[Mapping[str, Any]]": frozenset({list, tuple}),
+    "Mapping[str, Any]": frozenset({dict}),
+    "Observed": frozenset({dict}),
+    "Slowness": frozenset({dict}),
+    "Any": _ANYTHING,
+    "None": frozenset(),
+}
+"""Types in which a file holds values of a field, by the words of its annotation."""
+_NO_TYPE: Final = frozenset[type]()
+_UNSTATED: Final = {"node": "", "slot": ""}
+"""Values that stand for an unstated one, where that is not None."""
+_COLUMNS: Final = frozenset({*(each.name for each in fields(_Happened)), "stated"})
+
+
+@cache
+def _keys_of(name: EventName) -> Mapping[str, frozenset[type]]:
+    """The types that each key of a detail may have; keys in the order in which they are written."""
+    return {
+        each.name: frozenset().union(*(_TYPES[word] for word in str(each.type).split(" | ")))
+        for each in fields(_BY_NAME[name])
+        if each.name not in _COLUMNS
+    }
+
+
+def typed(row: Event) -> TypedEvent:
+    """The event of a row."""
+    kind, detail = _BY_NAME[row.event], row.detail
+    columns = (
+        *(row.time, row.job, row.gpus, row.placement, row.global_batch),
+        *(row.samples_done, row.loss, row.metric, row.overhead_seconds),
+    )
+    if kind is Submitted:
+        return Submitted(*columns, stated=detail)
+    if detail is None:
+        return kind(*columns)
+    if kind is Decided and "trace_hash" in detail:
+        return RunBegan(*columns, stated=detail)
+    types, known, other = _keys_of(row.event), dict[str, Any](), dict[str, Any]()
+    for key, value in detail.items():
+        if type(value) in types.get(key, _NO_TYPE):
+            known[key] = Null.NULL if value is None else value
+        else:
+            other[key] = value
+    return kind(*columns, keys=tuple(detail), other=other or None, **known)
+
+
+def row_of(event: TypedEvent) -> Event:
+    """The row of an event."""
+    return Event(
+        *(event.time, event.name, event.job, event.gpus, event.placement, event.global_batch),
+        *(event.samples_done, event.loss, event.metric, event.overhead_seconds, detail_of(event)),
+    )
+
+
+def detail_of(event: TypedEvent) -> Mapping[str, Any] | None:
+    """What a row says beside its columns."""
+    if isinstance(event, RunBegan | Submitted):
+        return event.stated
+    other, detail = event.other or {}, dict[str, Any]()
+    for key in dict.fromkeys((*(event.keys or ()), *_keys_of(event.name), *other)):
+        if key in other:
+            detail[key] = other[key]
+        elif (value := getattr(event, key)) != _UNSTATED.get(key):
+            detail[key] = None if value is Null.NULL else value
+    return detail if detail or event.keys is not None else None
