@@ -1,4 +1,4 @@
-# make demo | test | test-services | check | dist | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] [SMOKE=1] [PAGE=1] | house | docs | site: each does its own set-up in $(VENV) first.
+# make demo | test | test-services | check | dist | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] [SMOKE=1] [PAGE=1] | docs | site: each does its own set-up in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ TESTS ?= -n 3 --dist worksteal
 # Byte code is kept, whatever the shell says: tests and demo start the program some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-services check dist lint types bench gpu-check chaos experiment house docs site clean
+.PHONY: demo test test-services check dist lint types bench gpu-check chaos experiment docs site clean
 
 # The exact torch version comes first: a range would let pip choose another build. With it comes what builds pliant,
 # so that pip needs no second environment to do so. Nothing is compiled ahead: what is imported is compiled then.
@@ -65,10 +65,6 @@ chaos: $(STAMP)
 # SMOKE=1: small inputs only; PAGE=1: the page again, from the committed results.
 experiment: $(STAMP)
 	$(BIN)/python -m experiments $(NAME) $(if $(SMOKE),--smoke) $(if $(PAGE),--page)
-
-# Counts, and what a reader passes; nothing fails.
-house: $(STAMP)
-	$(BIN)/python -m benchmarks.house
 
 docs: $(STAMP)
 	$(BIN)/python -m pliant.schemas.generate

@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import house, replay_speed, report, scale, service
+from benchmarks import replay_speed, report, scale, service
 from benchmarks.parts import decisions_at_scale, service_tick, sweep_cost, training_job
 from tests.benchmarks import in_process
 
@@ -21,5 +21,4 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_tick, "HOUR_S", 60.0)
     monkeypatch.setattr(training_job, "SETTLE_S", 0.0)
     monkeypatch.setattr(decisions_at_scale, "ENOUGH_S", 0.0)
-    monkeypatch.setattr(house, "MEASURES", ("schemas",))
     monkeypatch.setattr(report, "_interactive_s", lambda _page, _visits: None)
