@@ -35,7 +35,7 @@ from pliant.schemas.io import (
 )
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import read_kind
-from pliant.schemas.metrics import CheckedFigure, Metrics
+from pliant.schemas.metrics import CheckedFigure, Metrics, Reference
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import ConvergenceRow, Profile
 from pliant.schemas.schedule import Schedule
@@ -49,7 +49,6 @@ from pliant.tools.replay.progress import validations
 from pliant.tools.replay.run import Run
 from pliant.tools.replay.run import replay as replay_one
 from pliant.tools.report.expectations import check_expectations, read_expectations, refuse_missed
-from pliant.tools.report.fairness import Reference
 from pliant.tools.report.metrics import Wanted
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import RunRecord

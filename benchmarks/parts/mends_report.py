@@ -22,11 +22,12 @@ from benchmarks.parts.fault_sequences import sequence, silent
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError
 from pliant.schemas.job import Job
+from pliant.schemas.metrics import JOB_METRICS, RUN_METRICS, TEST_METRICS
 from pliant.tools.replay.engine.failures import Mtbf
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.report.metrics import OF_JOBS, OF_RUNS, OF_TESTS, Wanted, impossible, run_metrics
+from pliant.tools.report.metrics import Wanted, impossible, run_metrics
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, render
@@ -72,7 +73,7 @@ def records(runs: int = RUNS) -> Iterator[RunRecord]:
 
 def senseless(run: RunRecord, baseline: RunRecord | None = None) -> int:
     """Values of one run's report that cannot be: those that the report withholds, and those that it shows."""
-    computed = len(impossible(dict(run_metrics(run, wanted=WANTED)), OF_RUNS))
+    computed = len(impossible(dict(run_metrics(run, wanted=WANTED)), RUN_METRICS))
     runs = [run] if baseline is None else [run, baseline]
     report = make_report(runs, wanted=WANTED)
     if baseline is not None:
@@ -85,8 +86,8 @@ def senseless(run: RunRecord, baseline: RunRecord | None = None) -> int:
 def _in_document(found: dict[str, Any]) -> int:
     odd = 0
     for each in found["runs"]:
-        odd += len(impossible(each, OF_RUNS)) + len(impossible(each["paired"] or {}, OF_TESTS))
-        odd += sum(len(impossible(row, OF_JOBS)) for row in each["jobs"])
+        odd += len(impossible(each, RUN_METRICS)) + len(impossible(each["paired"] or {}, TEST_METRICS))
+        odd += sum(len(impossible(row, JOB_METRICS)) for row in each["jobs"])
         odd += sum(not isfinite(ratio) for ratio in (each["ratios"] or {}).values())
     return odd
 

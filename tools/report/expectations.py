@@ -30,20 +30,13 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, Problem, Usage
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.json_lines import parse_json
 from pliant.schemas.file_io.record import NonNegativeFloat, Record, broken_rule, problems_of
-from pliant.schemas.metrics import CheckedFigure, RunMetrics, better
+from pliant.schemas.metrics import RUN_METRICS, RUN_ROWS, CheckedFigure
 from pliant.schemas.text import harmless, shortened, similar
 from pliant.tools.report.records import kind
-from pliant.tools.report.rendering.sections import FIGURES, NOTHING, Section, percent, ratio_to, value_of
+from pliant.tools.report.rendering.sections import NOTHING, Section, percent, ratio_to, value_of
 from pliant.tools.report.report import Report, RunReport, baseline_of, find_run
 
-_NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "demand", "jobs_completed_at")
 _MISSES_SHOWN: Final = 20
-WRITTEN: Final = (
-    *("jobs_finished", "mean_jct_s", "p99_jct_s", "makespan_s", "mean_queueing_delay_s", "worst_ftf"),
-    *("deadlines_met", "jobs_on_time", "total_utility"),
-)
-"""Figures that ``--write-expected`` writes where they apply. Each has a better direction, and none depends on
-the speed of the machine that replays."""
 RELATIVE: Final = "mean_jct_s"
 """Figure that it also writes relative to the baseline."""
 SLACK_OF_REPLAYS: Final = 0.05
@@ -105,7 +98,7 @@ class ExpectedFigure(Record):
 
     @classmethod
     def known(cls) -> Collection[str]:
-        return [name for name in RunMetrics.model_fields if name not in _NOT_NUMBERS]
+        return RUN_METRICS.keys()
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
@@ -118,8 +111,8 @@ class ExpectedFigure(Record):
 def _meant(name: str, known: Collection[str]) -> str:
     """The figures that an unknown name may be meant for: by its title in reports, by spelling, by a part."""
     plain = name.strip().lower()
-    titles = [figure.name for figure in FIGURES if figure.title.lower() == plain and figure.name in known]
-    alike = similar(plain, [each for each in known if each != "seed"], 1)
+    titles = [each for each, metric in RUN_ROWS.items() if metric.title.lower() == plain and each in known]
+    alike = similar(plain, known, 1)
     candidates = titles or alike or [each for each in known if len(plain) > 2 and plain in each][:3]
     words = " or ".join(f'"{each}"' for each in candidates)
     return f"; did you mean {words}?" if candidates else "; docs/schemas.md lists them (ReportedRun)"
@@ -245,7 +238,7 @@ def outcome(checked: CheckedFigure) -> str:
 
     An improvement that fails, as one beyond a tolerance does, says how to accept it.
     """
-    name, wanted = f"{_name(checked)} {checked.metric}", better(checked.metric)
+    name, wanted = f"{_name(checked)} {checked.metric}", RUN_METRICS[checked.metric].better
     direction = "" if wanted is None else f"{wanted} is better"
     if checked.found is None:
         return f"{name} has no value, expected {_range(checked.low, checked.high)}"
@@ -287,8 +280,8 @@ def _origin(run: RunReport) -> str:
 
 def _expected(run: RunReport, baseline: RunReport | None) -> Iterator[Expected]:
     slack = SLACK_OF_REPLAYS if run.metrics.simulated else SLACK_OF_LIVE_RUNS
-    for name in WRITTEN:
-        if value := getattr(run.metrics, name):
+    for name, metric in RUN_METRICS.items():
+        if metric.is_expected and (value := getattr(run.metrics, name)):
             yield _limited(run.label, name, value, 0 if isinstance(value, int) else slack)
     if baseline is not None and baseline is not run:
         ratio = ratio_to(run.metrics, baseline.metrics, RELATIVE)
@@ -298,7 +291,7 @@ def _expected(run: RunReport, baseline: RunReport | None) -> Iterator[Expected]:
 
 def _limited(run: str, metric: str, measured: float, slack: float, over: str | None = None) -> Expected:
     """A figure that may be worse by a share of it, ``slack``."""
-    worse = 1 if better(metric) == "lower" else -1
+    worse = 1 if RUN_METRICS[metric].better == "lower" else -1
     limit = (
         _outwards(measured + worse * slack * abs(measured), upwards=worse > 0) if slack else float(measured)
     )

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ulp
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
+from pliant.schemas.metrics import Reference
 from pliant.tools.report.equal_shares import (
     dealt_jobs,
     equal_deal_finishes,
@@ -21,7 +22,6 @@ from pliant.tools.report.isolated import ReferenceJobs, isolated_finishes, refer
 from pliant.tools.report.job_columns import Floats, Integers, largest, mean_known
 from pliant.tools.report.records import RunRecord, Usage
 
-Reference = Literal["fair-share", "gps", "isolated"]
 REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps", "isolated")
 TOLERANCE: Final = 1e-9
 """A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""

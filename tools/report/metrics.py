@@ -31,17 +31,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
-from math import floor, fsum, inf, isfinite
+from math import floor, fsum, inf
 from statistics import fmean, median, pstdev
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import numpy as np
 
 from pliant.schemas.job import Utility
-from pliant.schemas.metrics import RunMetrics, StepTime, TeamFigures, Unpredicted
+from pliant.schemas.metrics import (
+    RUN_METRICS,
+    Metric,
+    Reference,
+    RunMetrics,
+    StepTime,
+    TeamFigures,
+    Unpredicted,
+    is_number,
+)
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import counted
-from pliant.tools.report.fairness import Fairness, Reference, fairness, promise
+from pliant.tools.report.fairness import Fairness, fairness, promise
 from pliant.tools.report.isolated import Point, distinct_pairs, rate_at, reference_jobs
 from pliant.tools.report.job_columns import Booleans, Floats, Jobs, known, largest, mean_known
 from pliant.tools.report.measured_speeds import guesses_speeds
@@ -325,147 +334,24 @@ def least_left_first(jobs: Iterable[tuple[float, float, str]]) -> dict[str, floa
     return ends
 
 
-_ROUNDING: Final = 1e-9
-_SUPERLINEAR: Final = 1.1
-"""Two GPUs may be more than twice as fast as one, as each has less to hold in its caches, but not by much."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """From ``low`` to ``high``, both included."""
-
-    low: float = -inf
-    high: float = inf
-    above: bool = False
-    """Whether ``low`` itself is excluded."""
-    least: str = ""
-    """Name of a figure that it is not below."""
-    most: str = ""
-    """Name of a figure that it does not exceed."""
-
-    def holds(self, value: float, others: Mapping[str, Any]) -> bool:
-        """``others``: the figures that stand beside it."""
-        slack = _ROUNDING * max(1.0, abs(value))
-        low = max(self.low, _number(others.get(self.least), -inf))
-        high = min(self.high, _number(others.get(self.most), inf))
-        return (
-            isfinite(value)
-            and low - slack <= value <= high + slack
-            and not (self.above and value <= self.low)
-        )
-
-    def text(self) -> str:
-        limits = (
-            (f"above {self.low:g}" if self.above else f"at least {self.low:g}") if self.low > -inf else "",
-            f"at least {self.least}" if self.least else "",
-            f"at most {self.high:g}" if self.high < inf else "",
-            f"at most {self.most}" if self.most else "",
-        )
-        return " and ".join(filter(None, limits)) or "a number"
-
-
-_ANY: Final = _Range()
-_AMOUNT: Final = _Range(0.0)
-_RATIO: Final = _Range(0.0, above=True)
-_PART: Final = _Range(0.0, 1.0)
-
-OF_RUNS: Final[Mapping[str, _Range]] = {
-    "seed": _AMOUNT,
-    "jobs_submitted": _AMOUNT,
-    "jobs_finished": _Range(0.0, most="jobs_submitted"),
-    "jobs_rejected": _Range(0.0, most="jobs_submitted"),
-    "jobs_failed": _Range(0.0, most="jobs_submitted"),
-    "jobs_cancelled": _Range(0.0, most="jobs_submitted"),
-    "mean_jct_s": _Range(0.0, most="makespan_s"),
-    "median_jct_s": _Range(0.0, most="p90_jct_s"),
-    "p90_jct_s": _Range(0.0, most="p99_jct_s"),
-    "p99_jct_s": _Range(0.0, most="makespan_s"),
-    "makespan_s": _AMOUNT,
-    "mean_queueing_delay_s": _AMOUNT,
-    "mean_ftf": _RATIO,
-    "worst_ftf": _Range(0.0, above=True, least="mean_ftf"),
-    "unfair_fraction": _PART,
-    "mean_ftf_gps": _RATIO,
-    "worst_ftf_gps": _Range(0.0, above=True, least="mean_ftf_gps"),
-    "unfair_fraction_gps": _PART,
-    "mean_ftf_isolated": _RATIO,
-    "worst_ftf_isolated": _Range(0.0, above=True, least="mean_ftf_isolated"),
-    "unfair_fraction_isolated": _PART,
-    "gps_bound_s": _ANY,
-    "worst_gps_delay_s": _Range(most="makespan_s"),
-    "jobs_past_gps_bound": _Range(0.0, most="jobs_finished"),
-    "worst_bound_used": _AMOUNT,
-    "utilization": _PART,
-    "preemptions_per_job": _AMOUNT,
-    "rescales_per_job": _AMOUNT,
-    "moves_per_job": _AMOUNT,
-    "sjs_efficiency": _Range(0.0, _SUPERLINEAR, above=True),
-    "drop_ratio": _PART,
-    "rescales_per_hour": _AMOUNT,
-    "total_utility": _ANY,
-    "jobs_on_time": _Range(0.0, most="jobs_finished"),
-    "deadlines_met": _PART,
-    "median_late_s": _Range(most="makespan_s"),
-    "stdev_late_s": _AMOUNT,
-    "jobs_admitted": _Range(0.0, most="jobs_submitted"),
-    "mean_decision_ms": _AMOUNT,
-    "bound_jct_s": _AMOUNT,
-    "bound_jct_alone_s": _Range(0.0, most="bound_jct_s"),
-    "bound_jct_pooled_s": _Range(0.0, most="bound_jct_s"),
-    "bound_makespan_s": _AMOUNT,
-    "cheapest_gpu_s": _AMOUNT,
-}
-
-OF_JOBS: Final[Mapping[str, _Range]] = {
-    "submit_s": _AMOUNT,
-    "queueing_delay_s": _AMOUNT,
-    "jct_s": _Range(0.0, least="queueing_delay_s"),
-    "ftf": _RATIO,
-    "ftf_gps": _RATIO,
-    "ftf_isolated": _RATIO,
-    "gpu_seconds": _AMOUNT,
-    "overhead_s": _AMOUNT,
-    "preemptions": _AMOUNT,
-    "rescales": _AMOUNT,
-    "moves": _AMOUNT,
-    "restarts": _AMOUNT,
-    "utility": _ANY,
-    "late_s": _Range(most="jct_s"),
-    "first_loss": _ANY,
-    "last_loss": _ANY,
-}
-
-OF_TESTS: Final[Mapping[str, _Range]] = {
-    "pairs": _Range(1.0),
-    "two_sided": _PART,
-    "greater": _PART,
-    "less": _PART,
-}
-
-
-def impossible(figures: Mapping[str, Any], ranges: Mapping[str, _Range]) -> tuple[str, ...]:
+def impossible(figures: Mapping[str, Any], metrics: Mapping[str, Metric]) -> tuple[str, ...]:
     """Names of the figures with a value that they cannot have."""
     return tuple(
         name
-        for name, within in ranges.items()
-        if _is_number(value := figures.get(name)) and not within.holds(value, figures)
+        for name, metric in metrics.items()
+        if is_number(value := figures.get(name)) and not metric.allows(value, figures)
     )
 
 
 def withheld(metrics: RunMetrics) -> tuple[RunMetrics, dict[str, str]]:
     """The figures without the impossible ones, and why each of those is missing."""
     figures = dict(metrics)
-    names = [name for name in impossible(figures, OF_RUNS) if RunMetrics.model_fields[name].default is None]
-    reasons = {name: f"{figures[name]:.6g} is impossible, expected {OF_RUNS[name].text()}" for name in names}
+    optional = [name for name, field in RunMetrics.model_fields.items() if field.default is None]
+    names = [name for name in impossible(figures, RUN_METRICS) if name in optional]
+    reasons = {
+        name: f"{figures[name]:.6g} is impossible, expected {RUN_METRICS[name].range_text}" for name in names
+    }
     return metrics.model_copy(update=dict.fromkeys(names)), reasons
-
-
-def _number(value: object, otherwise: float) -> float:
-    return float(value) if _is_number(value) else otherwise
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 HOUR_S = 3600.0

@@ -20,9 +20,9 @@ from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
 from pliant.schemas.io import JOBS
 from pliant.schemas.kinds import kind_of_parquet
-from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures
+from pliant.schemas.metrics import RUN_METRICS, PairedJcts, Reference, RunMetrics, StepTime, TeamFigures
 from pliant.schemas.text import counted, in_gpu_hours, shortened
-from pliant.tools.report.fairness import Fairness, Reference, References
+from pliant.tools.report.fairness import Fairness, References
 from pliant.tools.report.job_columns import START, Jobs, optional
 from pliant.tools.report.job_record import Outcome
 from pliant.tools.report.metrics import (
@@ -42,25 +42,16 @@ _DEMANDS: Final = {
     "predicted": "predicted demand",
     "oracle": "oracle demand (knows when jobs end, as no scheduler can)",
 }
-_OF_REFERENCES: Final = (
-    *(
-        f"{name}{suffix}"
-        for suffix in ("", "_gps", "_isolated")
-        for name in ("mean_ftf", "worst_ftf", "unfair_fraction")
-    ),
+_NEED_SPEEDS: Final = (
+    *(name for name, metric in RUN_METRICS.items() if metric.reference is not None),
     "worst_gps_delay_s",
 )
+_BOUNDS: Final = [name for name, metric in RUN_METRICS.items() if metric.is_bound]
 DIFFERENT_TRACES: Final = "the runs are of different traces: their figures do not compare"
 DIFFERENT_CLUSTERS: Final = "the runs are on different clusters"
 _UNKNOWN: Final = "work or speed is unknown"
-_OF_BOUNDS: Final = (
-    "bound_jct_s",
-    "bound_jct_alone_s",
-    "bound_jct_pooled_s",
-    "bound_makespan_s",
-    "cheapest_gpu_s",
-)
-_WORDS: Final = {"sjs_efficiency": "SJS efficiency", "utilization": "GPUs held"}
+_TITLED: Final = ("sjs_efficiency", "utilization")
+"""Figures that caveats call by their titles."""
 _OPEN: tuple[Outcome, ...] = ("unfinished", "failed", "cancelled", "rejected")
 
 
@@ -357,10 +348,10 @@ def unknown_figures(run: RunRecord, metrics: RunMetrics, wanted: Wanted) -> dict
     """Figures that a run with finished jobs should have and does not, and why."""
     if not metrics.jobs_finished:
         return {}
-    reasons = dict.fromkeys(_OF_REFERENCES, _UNKNOWN)
+    reasons = dict.fromkeys(_NEED_SPEEDS, _UNKNOWN)
     reasons["sjs_efficiency"] = "no finished job was measured on one GPU" if run.is_measured else _UNKNOWN
     if wanted.bound:
-        reasons |= dict.fromkeys(_OF_BOUNDS, "without a profile the speed at other sizes is unknown")
+        reasons |= dict.fromkeys(_BOUNDS, "without a profile the speed at other sizes is unknown")
     return {name: why for name, why in reasons.items() if getattr(metrics, name) is None}
 
 
@@ -369,7 +360,8 @@ def unknown_caveats(unknown: Mapping[str, str]) -> list[str]:
     words: dict[str, dict[str, None]] = {}
     for name, why in unknown.items():
         if why != _UNKNOWN:
-            words.setdefault(why, {})["lower bounds" if name in _OF_BOUNDS else _WORDS.get(name, name)] = None
+            title = RUN_METRICS[name].title if name in _TITLED else name
+            words.setdefault(why, {})["lower bounds" if name in _BOUNDS else title] = None
     return [f"{', '.join(names)} not known: {why}" for why, names in words.items()]
 
 

@@ -4,11 +4,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
-from pliant.schemas.metrics import RunMetrics, better
+from pliant.schemas.metrics import RUN_METRICS
 from pliant.tools.report import expectations
 from pliant.tools.report.expectations import Expectation, Expectations, check_expectations, refuse_missed
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.rendering.sections import FIGURES
 from pliant.tools.report.report import make_report
 from tests.builders import job
 from tests.tools.report.runs import begin, first_come, shared, submit
@@ -152,7 +151,7 @@ def test_written_expectations_hold_and_forbid_what_is_worse(report, tmp_path):
     assert (jct.value, jct.max, jct.min, jct.tolerance) == (175.0, 183.8, None, None)
     assert (finished.value, finished.max, finished.min) == (2.0, None, 2.0)
     for each in expected.figures:
-        assert (each.max is None) == (better(each.metric) == "higher"), each.metric
+        assert (each.max is None) == (RUN_METRICS[each.metric].better == "higher"), each.metric
     assert '{"policy": "fifo", "metric": "jobs_finished", "value": 2, "min": 2}' in path.read_text()
     assert "trace abababababab, seed 0" in expected.source
 
@@ -168,10 +167,7 @@ def test_what_is_expected_is_a_figure_with_a_direction() -> None:
     (found,) = (each for each in expectations.expectations_of(beside).figures if each.over)
     ratio = (found.policy, found.over, found.metric, found.value, found.max)
     assert ratio == ("ares", "fifo", "mean_jct_s", 0.88, 0.924)
-    # Every figure with a direction is one of a report.
-    directed = {name for name in RunMetrics.model_fields if better(name)}
-    assert directed <= {figure.name for figure in FIGURES} | {"jobs_finished", "jobs_rejected", "jobs_failed"}
-    assert better("utilization") is better("gps_bound_s") is better("bound_jct_s") is None
+    assert all(metric.better for metric in RUN_METRICS.values() if metric.is_expected)
 
 
 def test_junit_has_a_case_a_figure_and_a_failure_a_miss(report):

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.documents import document_bytes
 from pliant.schemas.metrics import (
+    RUN_METRICS,
     CheckedFigure,
     FigureEstimate,
     JctDifference,
@@ -36,7 +37,6 @@ from pliant.tools.report.rendering.sections import (
 )
 from pliant.tools.report.rendering.summary import SHORT, Shown, answer, summary
 from pliant.tools.report.rendering.text import (
-    FIGURE_NAMES,
     as_csv,
     as_markdown,
     as_table,
@@ -164,7 +164,7 @@ def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
 
 
 def _group(each: Group, difference: Difference | None, base: Group) -> RunGroup:
-    estimates = {name: each.estimate(name) for name in FIGURE_NAMES}
+    estimates = {name: each.estimate(name) for name in RUN_METRICS}
     return RunGroup(
         name=each.label,
         runs=tuple(run.label for run in each.runs),

@@ -24,8 +24,8 @@ import numpy as np
 
 from pliant import __version__
 from pliant.schemas.file_io.events import UNSTATED
-from pliant.schemas.metrics import better
-from pliant.tools.report.fairness import REFERENCES, Fairness, Reference
+from pliant.schemas.metrics import RUN_METRICS, Reference
+from pliant.tools.report.fairness import REFERENCES, Fairness
 from pliant.tools.report.figures.plots import REFERENCE_NAMES
 from pliant.tools.report.figures.style import area_colour
 from pliant.tools.report.groups import groups
@@ -33,7 +33,6 @@ from pliant.tools.report.job_columns import OUTCOMES, Floats, Jobs, known, large
 from pliant.tools.report.records import RunRecord, in_turn, kind, parameters_text
 from pliant.tools.report.rendering.charts import charts, swatches
 from pliant.tools.report.rendering.sections import (
-    FIGURES,
     NOTHING,
     GivenProfile,
     Section,
@@ -269,7 +268,7 @@ class _FigureTable:
 
 def _figure_table(table: Section) -> _FigureTable:
     """The table of a summary, its marks apart from its values."""
-    directions = {figure.title: better(figure.name) for figure in FIGURES} | {"jobs finished": "higher"}
+    directions = {metric.title: metric.better for metric in RUN_METRICS.values()}
     rows = tuple(
         _FigureRow(
             title,

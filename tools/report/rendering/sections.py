@@ -8,27 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pliant.schemas.cluster import OTHERS
-from pliant.schemas.metrics import RunMetrics, Unpredicted
+from pliant.schemas.metrics import JOB_METRICS, RUN_METRICS, RUN_ROWS, Kind, RunMetrics, Unpredicted
 from pliant.schemas.text import counted
 from pliant.tools.report.fairness import REFERENCES, promise, why_unpromised
 from pliant.tools.report.job_columns import optional
 from pliant.tools.report.report import Report, RunReport
 
-Kind = Literal["time", "percent", "ratio", "count", "ms"]
-OF_ONE_REFERENCE: Final = {
-    "fair-share": ("mean_ftf", "worst_ftf", "unfair_fraction"),
-    "gps": ("mean_ftf_gps", "worst_ftf_gps", "unfair_fraction_gps"),
-    "isolated": ("mean_ftf_isolated", "worst_ftf_isolated", "unfair_fraction_isolated"),
-}
-_NOT_COMPARED: Final = frozenset(
-    (
-        *("gps_bound_s", "worst_gps_delay_s", "jobs_past_gps_bound", "worst_bound_used"),
-        *("median_late_s", "stdev_late_s"),
-    )
-)
 Row = dict[str, Any]
 _NAMED: Final = 5
 """Latest jobs to name."""
@@ -51,58 +39,6 @@ class Section:
     keys: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A row of the metrics table."""
-
-    name: str
-    """Field of :class:`~pliant.schemas.metrics.RunMetrics`."""
-    title: str
-    kind: Kind
-
-
-FIGURES: Final = (
-    Figure("mean_jct_s", "JCT, mean", "time"),
-    Figure("median_jct_s", "JCT, median", "time"),
-    Figure("p90_jct_s", "JCT, 90th percentile", "time"),
-    Figure("p99_jct_s", "JCT, 99th percentile", "time"),
-    Figure("mean_queueing_delay_s", "queueing delay, mean", "time"),
-    Figure("makespan_s", "makespan", "time"),
-    Figure("mean_ftf", "FTF (fair share), mean", "ratio"),
-    Figure("worst_ftf", "FTF (fair share), worst", "ratio"),
-    Figure("unfair_fraction", "unfair fraction (fair share)", "percent"),
-    Figure("mean_ftf_gps", "FTF (linear GPS), mean", "ratio"),
-    Figure("worst_ftf_gps", "FTF (linear GPS), worst", "ratio"),
-    Figure("unfair_fraction_gps", "unfair fraction (linear GPS)", "percent"),
-    Figure("mean_ftf_isolated", "FTF (isolated), mean", "ratio"),
-    Figure("worst_ftf_isolated", "FTF (isolated), worst", "ratio"),
-    Figure("unfair_fraction_isolated", "unfair fraction (isolated)", "percent"),
-    Figure("gps_bound_s", "GPS bound", "time"),
-    Figure("worst_gps_delay_s", "completion after GPS, worst", "time"),
-    Figure("jobs_past_gps_bound", "jobs past the GPS bound", "count"),
-    Figure("worst_bound_used", "time taken of that of the bound, worst", "percent"),
-    Figure("utilization", "GPUs held", "percent"),
-    Figure("preemptions_per_job", "preemptions per job", "ratio"),
-    Figure("rescales_per_job", "rescales per job", "ratio"),
-    Figure("moves_per_job", "moves per job", "ratio"),
-    Figure("rescales_per_hour", "rescales per hour", "ratio"),
-    Figure("sjs_efficiency", "SJS efficiency", "percent"),
-    Figure("drop_ratio", "jobs rejected", "percent"),
-    Figure("jobs_admitted", "jobs admitted", "count"),
-    Figure("total_utility", "total utility", "ratio"),
-    Figure("deadlines_met", "deadlines met", "percent"),
-    Figure("jobs_on_time", "jobs finished by their target", "count"),
-    Figure("median_late_s", "completion after the target, median", "time"),
-    Figure("stdev_late_s", "… standard deviation", "time"),
-    Figure("mean_decision_ms", "decision time, mean", "ms"),
-    Figure("bound_jct_s", "lower bound of the mean JCT", "time"),
-    Figure("bound_jct_alone_s", "… every job alone", "time"),
-    Figure("bound_jct_pooled_s", "… GPUs pooled", "time"),
-    Figure("bound_makespan_s", "lower bound of the makespan", "time"),
-    Figure("cheapest_gpu_s", "GPU time at the cheapest sizes", "time"),
-)
-
-
 def value_of(metrics: RunMetrics, name: str) -> float | None:
     value = getattr(metrics, name)
     return None if value is None else float(value)
@@ -111,12 +47,12 @@ def value_of(metrics: RunMetrics, name: str) -> float | None:
 def ratio_to(metrics: RunMetrics, base: RunMetrics, name: str) -> float | None:
     """Returns None where a ratio says nothing."""
     value, reference = value_of(metrics, name), value_of(base, name)
-    return value / reference if value is not None and reference and name not in _NOT_COMPARED else None
+    return value / reference if value is not None and reference and RUN_METRICS[name].has_ratio else None
 
 
 def ratios_to(metrics: RunMetrics, base: RunMetrics) -> dict[str, float]:
     """Each figure of which a ratio says something, divided by that of the baseline."""
-    ratios = {row.name: ratio_to(metrics, base, row.name) for row in FIGURES}
+    ratios = {name: ratio_to(metrics, base, name) for name in RUN_ROWS}
     return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
@@ -160,27 +96,44 @@ def team_sections(report: Report) -> list[Section]:
 def jobs_section(each: RunReport) -> Section:
     rows = job_rows(each)
     unit = time_unit([row["jct_s"] for row in rows] + [row["submit_s"] for row in rows])
-    with_loss = any(row["last_loss"] is not None for row in rows)
-    losses = (f"{name} loss" for name in ("first", "last") if with_loss)
-    with_worth = any(row["utility"] is not None for row in rows)
-    with_payoff = any(row["admission"] for row in rows)
+    columns = {
+        name: metric
+        for name, metric in JOB_METRICS.items()
+        if metric.kind and (not metric.shown_with or any(_is_stated(row[metric.shown_with]) for row in rows))
+    }
     headers = (
-        *("job", "outcome", f"submitted, {unit.name}", f"waited, {unit.name}", f"JCT, {unit.name}"),
-        *("FTF (fair share)", "FTF (linear GPS)", "preemptions", "rescales", "moves"),
-        *(("utility", f"late, {unit.name}") if with_worth else ()),
-        *(("payoff",) if with_payoff else ()),
-        *losses,
+        *("job", "outcome"),
+        *(
+            f"{metric.title}, {unit.name}" if metric.kind == "time" else metric.title
+            for metric in columns.values()
+        ),
     )
-    cells = []
-    for row in rows:
-        times = (unit.text(row[name]) for name in ("submit_s", "queueing_delay_s", "jct_s"))
-        fair = (number(row[name], 3) for name in ("ftf", "ftf_gps"))
-        counts = (str(row[name]) for name in ("preemptions", "rescales", "moves"))
-        loss = (number(row[name], 4) for name in ("first_loss", "last_loss") if with_loss)
-        worth = (number(row["utility"], 4), unit.text(row["late_s"])) if with_worth else ()
-        payoff = (number((row["admission"] or {}).get("payoff"), 4),) if with_payoff else ()
-        cells.append((row["job"], row["outcome"], *times, *fair, *counts, *worth, *payoff, *loss))
-    return Section(f"Jobs of {each.label}", headers, tuple(cells), 2)
+    cells = tuple(
+        (
+            row["job"],
+            row["outcome"],
+            *(_job_cell(row[name], metric.kind, unit) for name, metric in columns.items()),
+        )
+        for row in rows
+    )
+    return Section(f"Jobs of {each.label}", headers, cells, 2)
+
+
+def _is_stated(value: object) -> bool:
+    return value is not None and value != {}
+
+
+def _job_cell(value: Any, kind: Kind | None, unit: TimeUnit) -> str:
+    match kind:
+        case "time":
+            return unit.text(value)
+        case "ratio":
+            return number(value, 3)
+        case "amount":
+            return number(value, 4)
+        case "payoff":
+            return number((value or {}).get("payoff"), 4)
+    return str(value)
 
 
 def job_rows(each: RunReport) -> list[Row]:

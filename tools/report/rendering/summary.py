@@ -11,15 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pliant.schemas.metrics import better
+from pliant.schemas.metrics import RUN_METRICS, RUN_ROWS, Kind, Metric, Reference
 from pliant.schemas.text import counted
-from pliant.tools.report.fairness import Reference
 from pliant.tools.report.groups import Difference, Group, groups, jct_difference
 from pliant.tools.report.rendering.sections import (
-    FIGURES,
     NOTHING,
-    OF_ONE_REFERENCE,
-    Figure,
     Section,
     p_text,
     ratio_text,
@@ -192,60 +188,14 @@ def _side(ratio: float) -> str:
     return f"{value} % {'above' if ratio > 1 else 'below'}" if float(value) else "the same as"
 
 
-MEANING: Final[Mapping[str, str]] = {
-    "jobs_finished": "of all that were submitted; the others are in no JCT",
-    "mean_jct_s": "job completion time: completion minus submission, mean",
-    "median_jct_s": "half of the jobs took less",
-    "p90_jct_s": "nine of ten jobs took less",
-    "p99_jct_s": "99 of 100 jobs took less",
-    "mean_queueing_delay_s": "first start minus submission",
-    "makespan_s": "from the first submission to the last completion",
-    "mean_ftf": "JCT / JCT with an equal share of the GPUs, mean",
-    "worst_ftf": "the same of the job that was served worst",
-    "unfair_fraction": "jobs that took longer than with their fair share",
-    "mean_ftf_gps": "JCT / JCT in generalized processor sharing, mean",
-    "worst_ftf_gps": "the same of the job that was served worst",
-    "unfair_fraction_gps": "jobs that took longer than in GPS",
-    "mean_ftf_isolated": "JCT / JCT alone on its average share, mean",
-    "worst_ftf_isolated": "the same of the job that was served worst",
-    "unfair_fraction_isolated": "jobs that took longer than alone on their share",
-    "gps_bound_s": "how much later than in GPS the policy lets a job end",
-    "worst_gps_delay_s": "completion minus that in GPS",
-    "jobs_past_gps_bound": "jobs that ended later than the policy promises",
-    "worst_bound_used": "above 100 % the promise was broken",
-    "utilization": "GPU-time that jobs held / that was there",
-    "preemptions_per_job": "how often a job lost all its GPUs and waited again",
-    "rescales_per_job": "changes of a job's number of GPUs or of its batch",
-    "moves_per_job": "changes to other GPUs, as many as before",
-    "rescales_per_hour": "of all jobs together",
-    "sjs_efficiency": "time on one GPU / GPU-time held: what scaling cost",
-    "drop_ratio": "jobs that the policy turned away for good",
-    "jobs_admitted": "jobs that an admission policy let in",
-    "total_utility": "sum of what jobs were worth when they finished",
-    "deadlines_met": "of all jobs with a target; late, failed and turned away: missed",
-    "jobs_on_time": "jobs that finished by the target they state",
-    "median_late_s": "minus: half of the jobs were early",
-    "stdev_late_s": "how much that differs between jobs",
-    "mean_decision_ms": "what the policy took to decide",
-    "bound_jct_s": "no schedule of these jobs has a smaller mean JCT",
-    "bound_jct_alone_s": "every job at its best size from its submission on",
-    "bound_jct_pooled_s": "all GPUs on the job with the least left",
-    "bound_makespan_s": "no schedule of these jobs ends earlier",
-    "cheapest_gpu_s": "GPU-time if each job had its cheapest size",
-}
 _AGAINST: Final = "mean JCT beside it, of the jobs that finished in both"
 """Of the row that compares the columns."""
 
 
 BEST: Final = "* "
-_SHORT: Final = ("mean_jct_s", "p99_jct_s", "mean_queueing_delay_s", "worst_ftf", "utilization")
-"""Beside the jobs that finished: what most readers came for."""
-_WHERE_KNOWN: Final = ("deadlines_met", "drop_ratio", "bound_jct_s", "bound_makespan_s")
-"""Shown where a run has them: few do, or they were asked for."""
 _NEGLIGIBLE: Final = 1e-9
 _NUMBER: Final = re.compile(r"\d[\d.,]*")
 _MOST_NOTES: Final = 6
-_SUFFIX: Final = {"fair-share": "", "gps": "_gps", "isolated": "_isolated"}
 _Row = tuple[str, ...]
 
 
@@ -306,17 +256,17 @@ class _Table:
     answer: _Answer
     shown: Shown
 
-    def figures(self) -> list[Figure]:
-        others = (names for name, names in OF_ONE_REFERENCE.items() if name != self.report.reference)
-        hidden = {name for names in others for name in names}
-        if not any(each.metrics.jobs_rejected for each in self.report.runs):
-            hidden.add("drop_ratio")
-        known = [row for row in FIGURES if row.name not in hidden and self._is_known(row.name)]
-        if self.shown.all_rows:
-            return known
-        suffix = _SUFFIX[self.report.reference]
-        short = {f"{name}{suffix}" if name == "worst_ftf" else name for name in _SHORT}
-        return [row for row in known if row.name in short or row.name in _WHERE_KNOWN]
+    def figures(self) -> dict[str, Metric]:
+        """The rows shown."""
+        rejects = any(each.metrics.jobs_rejected for each in self.report.runs)
+        return {
+            name: metric
+            for name, metric in RUN_ROWS.items()
+            if metric.reference in (None, self.report.reference)
+            and (rejects or name != "drop_ratio")
+            and (metric.is_short or self.shown.all_rows)
+            and self._is_known(name)
+        }
 
     def _is_known(self, name: str) -> bool:
         runs = self.report.runs
@@ -326,11 +276,11 @@ class _Table:
         done = [f"{each.jobs_finished:,} of {each.jobs_submitted:,}" for each in self.columns]
         parts = [each.jobs_finished / max(1, each.jobs_submitted) for each in self.columns]
         if self.shown.all_rows or min(parts) < 1:
-            yield "jobs finished", *_marked(done, parts, max)
+            yield RUN_METRICS["jobs_finished"].title, *_marked(done, parts, max)
         yield from self._completed()
-        for row in self.figures():
-            yield row.title, *self._cells(row)
-            if row.name == "mean_jct_s" and any(self.answer.differences):
+        for name, metric in self.figures().items():
+            yield metric.title, *self._cells(name, metric)
+            if name == "mean_jct_s" and any(self.answer.differences):
                 yield self._against_title(), *map(_change, self.answer.differences)
                 if any(found and found.low for found in self.answer.differences):
                     yield "… 95 % interval", *map(_interval, self.answer.differences)
@@ -352,38 +302,38 @@ class _Table:
         traces = [{run.run.info.trace_hash for run in each.runs} for each in self.columns]
         return all(each == traces[0] for each in traces)
 
-    def _cells(self, row: Figure) -> list[str]:
-        values = [each.value(row.name) for each in self.columns]
-        cells = [self._cell(row, each) for each in self.columns]
-        wanted = better(row.name)
-        if wanted is None or not self._of_same_traces():
+    def _cells(self, name: str, metric: Metric) -> list[str]:
+        values = [each.value(name) for each in self.columns]
+        cells = [self._cell(name, metric.kind, each) for each in self.columns]
+        if metric.better is None or not self._of_same_traces():
             return cells
         fit = set(map(id, _comparable(self.columns)))
         known = [value if id(each) in fit else None for each, value in zip(self.columns, values, strict=True)]
-        return _marked(cells, known, min if wanted == "lower" else max)
+        return _marked(cells, known, min if metric.better == "lower" else max)
 
-    def _cell(self, row: Figure, column: Group) -> str:
-        estimate = column.estimate(row.name)
+    def _cell(self, name: str, kind: Kind | None, column: Group) -> str:
+        estimate = column.estimate(name)
         if estimate is None:
             return NOTHING
-        text = readable(estimate.mean, row.kind)
+        text = readable(estimate.mean, kind)
         if estimate.slack is not None:
             is_same = estimate.slack <= _NEGLIGIBLE * abs(estimate.mean)
-            return text if is_same else f"{text} ± {readable_slack(estimate.slack, row.kind)}"
+            return text if is_same else f"{text} ± {readable_slack(estimate.slack, kind)}"
         base = self.report.baseline
         if not self.shown.all_rows or base is None or base in column.runs:
             return text
-        ratio = ratio_to(column.runs[0].metrics, base.metrics, row.name)
+        ratio = ratio_to(column.runs[0].metrics, base.metrics, name)
         return text if ratio is None else f"{text} ({ratio_text(ratio)}×)"
 
     def terms(self) -> dict[str, str]:
         if not self.shown.explain:
             return {}
-        meanings = {"jobs finished": MEANING["jobs_finished"]}
+        finished = RUN_METRICS["jobs_finished"]
+        meanings = {finished.title: finished.meaning}
         against = self._against_title()
-        for row in self.figures():
-            meanings[row.title] = MEANING[row.name]
-            if row.name == "mean_jct_s" and any(self.answer.differences):
+        for name, metric in self.figures().items():
+            meanings[metric.title] = metric.meaning
+            if name == "mean_jct_s" and any(self.answer.differences):
                 meanings[against] = _AGAINST
         return meanings
 
@@ -420,10 +370,10 @@ class _Table:
     def _dashes(self) -> Iterator[str]:
         """What a dash means where there is one."""
         missing = [
-            any(row.name in run.unknown for run in each.runs)
-            for row in self.figures()
+            any(name in run.unknown for run in each.runs)
+            for name in self.figures()
             for each in self.columns
-            if each.value(row.name) is None
+            if each.value(name) is None
         ]
         if any(missing):
             yield f"{NOTHING}: cannot be computed, for the reason below"

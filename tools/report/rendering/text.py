@@ -16,11 +16,11 @@ from math import floor, log10
 from textwrap import wrap
 from typing import Any, Final
 
-from pliant.schemas.metrics import PairedJcts, RunMetrics
+from pliant.schemas.metrics import RUN_METRICS, RUN_ROWS, Kind, PairedJcts
 from pliant.schemas.text import narrowest, one_line, width_of, wrapped
 from pliant.tools.report.groups import groups
 from pliant.tools.report.records import parameters_text
-from pliant.tools.report.rendering.sections import FIGURES, NOTHING, Kind, Section, ratios_to
+from pliant.tools.report.rendering.sections import NOTHING, Section, ratios_to
 from pliant.tools.report.report import Report, baseline_of
 
 _GAP: Final = "   "
@@ -32,11 +32,6 @@ _VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
 """Beginnings of lines of code, tables, headings, comments and figures, and blank lines."""
 _ITEM: Final = re.compile(r" *[*-] ")
 _PARAMETER: Final = re.compile(r"\w+: ")
-_NO_FIGURES: Final = frozenset(
-    ("policy", "trace_hash", "seed", "parameters", "simulated", "oracle", "demand", "jobs_completed_at")
-)
-FIGURE_NAMES: Final = tuple(name for name in RunMetrics.model_fields if name not in _NO_FIGURES)
-"""Everything about a run that is one number."""
 
 
 def as_table(sections: Sequence[Section], width: int | None = None) -> str:
@@ -74,7 +69,7 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
         if report.baseline is not None or report.base_policy is not None:
             base = baseline_of(report, each)
             ratios = {} if base is None else ratios_to(each.metrics, base.metrics)
-            row |= {f"{f.name}_ratio": ratios.get(f.name) for f in FIGURES}
+            row |= {f"{name}_ratio": ratios.get(name) for name in RUN_ROWS}
         if report.baseline is not None:
             paired = report.paired.get(each.label)
             row |= {f"paired_{name}": getattr(paired, name, None) for name in PairedJcts.model_fields}
@@ -87,7 +82,7 @@ def long_rows(report: Report, *, each_run: bool = False) -> list[dict[str, Any]]
     columns = groups(report, each_run=each_run)
     of_runs = {each.label: group.label for group in columns for each in group.runs}
     known = [
-        name for name in FIGURE_NAMES if any(getattr(each.metrics, name) is not None for each in report.runs)
+        name for name in RUN_METRICS if any(getattr(each.metrics, name) is not None for each in report.runs)
     ]
     return [
         {
@@ -251,7 +246,7 @@ _GLUE: Final = "\ue000"
 """Stands for a blank at which no line ends: a no-break space would count as one between words."""
 
 
-def readable(value: float | None, kind: Kind) -> str:
+def readable(value: float | None, kind: Kind | None) -> str:
     """A figure with its unit."""
     if value is None:
         return NOTHING
@@ -267,7 +262,7 @@ def readable(value: float | None, kind: Kind) -> str:
     return three_digits(value)
 
 
-def readable_slack(value: float, kind: Kind) -> str:
+def readable_slack(value: float, kind: Kind | None) -> str:
     """Half of an interval in one unit and two digits: ``3.1 min``."""
     if kind != "time":
         text = _two_digits(100 * value if kind == "percent" else value)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_metrics
-from pliant.schemas.metrics import ReportedRun
+from pliant.schemas.metrics import RUN_ROWS, ReportedRun
 from pliant.schemas.text import narrowest, one_line, width_of
 from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.expectations import Expectations, check_expectations
@@ -22,7 +22,7 @@ from pliant.tools.report.read_run import fold
 from pliant.tools.report.rendering import sections
 from pliant.tools.report.rendering.output import Extras, document, render
 from pliant.tools.report.rendering.page import page, page_data, stretches
-from pliant.tools.report.rendering.summary import MEANING, Shown
+from pliant.tools.report.rendering.summary import Shown
 from pliant.tools.report.rendering.text import drawn, terms_text, wrapped_prose
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
@@ -126,8 +126,8 @@ def test_numbers_keep_digits_and_tables_are_split() -> None:
     ratios = {1.5: "1.50", 0.1: "0.10", 0.00417: "0.0042", 3.21e-5: "3.2e-05", 0.0: "0.00", 1234: "1,234.00"}
     assert {value: sections.ratio_text(value) for value in ratios} == ratios
     # Tables are split and terms take one line.
-    for row in sections.FIGURES:
-        assert len(terms_text({row.title: MEANING[row.name]}).splitlines()) == 1
+    for metric in RUN_ROWS.values():
+        assert len(terms_text({metric.title: metric.meaning}).splitlines()) == 1
     runs = [fold(first_come(policy=name), f"out/{name}.parquet") for name in ("fifo", "las", "srtf", "sjf")]
     text = render(make_report(runs), "table", Extras(), width=60)
     assert text.count("JCT, 99th percentile") == 2
