@@ -165,7 +165,7 @@ def grow_forms(modules: Iterable[Source]) -> list[str]:
         if module.path.startswith(("schemas/schedule.py", "schemas/event", "tools/schedule/", "tools/run/"))
         and not module.path.startswith(_NO_PART_OF_A_GROW)
         for owner in _classes(module)
-        if not owner.name.startswith(("Reserv", "Setback", "WorkerFailure"))
+        if not owner.name.startswith(("Reserv", "WorkerFailure", "WorkerFailure"))
         and any(
             any(kind in annotation for kind in (*ALLOCATION_TYPES, "tuple[Slot, ...]", "tuple[Member, ...]"))
             or name == "placement"

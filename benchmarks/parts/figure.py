@@ -72,7 +72,7 @@ def machine() -> dict[str, object]:
 
 def _gpu() -> dict[str, str]:
     from pliant.schemas.errors import ServiceMissingError
-    from pliant.tools.run.backends.machine import list_gpus
+    from pliant.tools.run.backends.host import list_gpus
 
     try:
         found = list_gpus()

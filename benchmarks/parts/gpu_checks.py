@@ -27,8 +27,8 @@ from torch import nn
 from benchmarks.parts.figure import ROOT
 from pliant.schemas.errors import JobsFailedError
 from pliant.tools.run import elastic
-from pliant.tools.run.backends import machine
-from pliant.tools.run.backends.use import GpuMeter
+from pliant.tools.run.backends import host
+from pliant.tools.run.backends.resource_usage import GpuMeter
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
@@ -176,7 +176,7 @@ def use(device: torch.device) -> dict[str, float]:
 
     :raises RuntimeError: the driver does not say it, as of instances of a GPU in MIG mode.
     """
-    gpu = machine.visible_gpus(os.environ)[device.index or 0]
+    gpu = host.visible_gpus(os.environ)[device.index or 0]
     meter = GpuMeter([gpu.name])
     factor = torch.randn(8192, 8192, device=device)
     (factor @ factor).sum().item()
@@ -198,7 +198,7 @@ def use(device: torch.device) -> dict[str, float]:
         "idle_error": 1.0 - sum(seen) / len(seen),
         "memory_error": abs(after - before - block.numel()) / block.numel(),
         "look_s": looked_s / len(looks),
-        "missed": float(os.getpid() not in machine.processes_on([gpu])[gpu.card]),
+        "missed": float(os.getpid() not in host.processes_on([gpu])[gpu.card]),
     }
 
 

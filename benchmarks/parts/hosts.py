@@ -152,7 +152,7 @@ class HostsBackend(LocalBackend):
             process.resume()
 
     def processes(self, handle: Handle, node: str) -> list[psutil.Process]:
-        """What runs of an attempt on a host, the keepers first."""
+        """What runs of an attempt on a host, the supervisors first."""
         record = read_record(handle)
         pids = [unit.pid for unit in (record.units if record else ()) if unit.node == node]
         return list(_trees(pid for pid in pids if pid is not None and psutil.pid_exists(pid)))

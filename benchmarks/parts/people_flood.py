@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.parts.figure import Figure
-from pliant.tools.run.backends.local import KEEPER
+from pliant.tools.run.backends.local import SUPERVISOR
 
 SECONDS: Final = 6.0
 MB_PER_S: Final = 90.0
@@ -32,11 +32,11 @@ def figures(seconds: float = SECONDS, mb_per_s: float = MB_PER_S) -> list[Figure
         attempt = Path(name).resolve() / "job" / "attempts" / "1"
         log = attempt / "logs" / "launcher-0.log"
         log.parent.mkdir(parents=True)
-        argv = [sys.executable, "-I", "-S", KEEPER, str(attempt / "exit-0"), "/"]
+        argv = [sys.executable, "-I", "-S", SUPERVISOR, str(attempt / "exit-0"), "/"]
         flood = [sys.executable, "-c", _FLOOD, str(seconds), str(mb_per_s)]
         most = 0
-        with log.open("ab") as output, subprocess.Popen([*argv, *flood], stdout=output) as keeper:
-            while keeper.poll() is None:
+        with log.open("ab") as output, subprocess.Popen([*argv, *flood], stdout=output) as supervisor:
+            while supervisor.poll() is None:
                 most = max(most, 512 * log.stat().st_blocks)
                 time.sleep(LOOK_S)
     return [Figure("log_mib_while_flooded", round(most / 2**20, 1), "MiB", LIMIT_MIB)]

@@ -1,8 +1,8 @@
 """What a turn of the loop costs for each gang of four workers that trains.
 
-Gangs are real: a keeper for each worker, locked presence files that are touched every second, progress that
-is reported every second. Only the training is not: one small process stands for the workers of a gang, so
-that many gangs fit on one machine. The loop is that of ``pliant run --follow``, polled as often; its
+Gangs are real: a supervisor for each worker, locked presence files that are touched every second, progress
+that is reported every second. Only the training is not: one small process stands for the workers of a gang,
+so that many gangs fit on one machine. The loop is that of ``pliant run --follow``, polled as often; its
 processor time is taken over several seconds with few gangs and with many. The difference is the cost of a
 gang, the rest is the loop's own.
 
@@ -37,7 +37,7 @@ from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
 from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
-from pliant.tools.run.service.reports import Said, change_event, report_events
+from pliant.tools.run.service.reports import WorkerEvents, change_event, report_events
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -137,7 +137,7 @@ def log_bytes() -> Figure:
         plan = make_plan(target, 1, 1, {"n0": NodeInfo("n0", WORKERS)})
         attempt = state.dirs.job(job.id).attempt(1)
         train_an_hour(state.dirs.job(job.id), plan)
-        said = Said(job.id, 1, tuple(Tail(attempt.progress).read()), settled=True)
+        said = WorkerEvents(job.id, 1, tuple(Tail(attempt.progress).read()), settled=True)
         state.record(report_events(said, state.log, 0.0, 0))
         size = state.dirs.events.stat().st_size - before
     return Figure("log_bytes_per_job_hour", size, "B", LOG_LIMIT)

@@ -19,7 +19,7 @@ from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.gang import Gang
-from pliant.tools.run.service.reports import AttemptEnded, Said
+from pliant.tools.run.service.reports import AttemptEnded, WorkerEvents
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir
@@ -121,7 +121,7 @@ class TrainingJob:
     def turn(self) -> None:
         """One look of the launcher, and the pause after it."""
         for report in self.executor.tick():
-            if isinstance(report, Said):
+            if isinstance(report, WorkerEvents):
                 self._events += report.events
                 self.losses += [event.loss or 0.0 for event in report.events if event.event == "epoch"]
             elif isinstance(report, AttemptEnded) and report.verdict.end == "failed":

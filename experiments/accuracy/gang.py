@@ -18,8 +18,8 @@ from experiments.accuracy.script import Task, train
 from pliant.schemas.errors import JobsFailedError
 from pliant.tools.run.service.commands import next_plan, write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.liveness import life
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, Member, Plan
-from pliant.tools.run.statedir.contract.presence import life
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["experiments.accuracy.script", "torch._dynamo"])

@@ -21,7 +21,7 @@ import psutil
 from pliant.schemas.cluster import Cluster, Node, SlurmOptions
 from pliant.schemas.errors import InfeasibleError, ServiceMissingError, UsageError
 from pliant.schemas.text import counted, listed
-from pliant.tools.run.backends.machine import VISIBLE, Gpu, GpuListing, list_gpus, visible_of
+from pliant.tools.run.backends.host import VISIBLE, Gpu, GpuListing, list_gpus, visible_of
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask

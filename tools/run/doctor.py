@@ -38,7 +38,7 @@ from pliant.schemas.text import (
     wrapped,
 )
 from pliant.tools.run.backends.cgroup import LIMITED, find_place
-from pliant.tools.run.backends.machine import (
+from pliant.tools.run.backends.host import (
     VISIBLE,
     Gpu,
     GpuListing,

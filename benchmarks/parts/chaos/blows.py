@@ -17,7 +17,7 @@ from pliant.tools.run.service.submit import cancel, submit
 from tests.builders import job
 from tests.tools.run.conftest import left_running
 
-_LAUNCHERS: Final = ("keep.py", "run_torchrun.py")
+_LAUNCHERS: Final = ("supervisor.py", "run_torchrun.py")
 
 
 def submit_one(storm: Storm) -> None:

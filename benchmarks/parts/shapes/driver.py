@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.parts.shapes.table import Shape, shapes
-from pliant.tools.run.statedir.contract.presence import life
+from pliant.tools.run.statedir.contract.liveness import life
 from tests.tools.run.elastic.gang import BASE, Gang
 from tests.tools.run.elastic.nursery import Worker, preload
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.errors import InfeasibleError, ServiceMissingError, UsageError
 from pliant.tools.run import discovery
-from pliant.tools.run.backends.machine import devices_by_node, list_gpus
+from pliant.tools.run.backends.host import devices_by_node, list_gpus
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.parsing import SlurmNode, SlurmPartition
 from pliant.tools.run.discovery import this_machine

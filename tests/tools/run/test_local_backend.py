@@ -17,9 +17,9 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.run.backends import keep, local
-from pliant.tools.run.backends.local import KEEPER, LocalBackend
-from pliant.tools.run.backends.machine import birth
+from pliant.tools.run.backends import local, supervisor
+from pliant.tools.run.backends.host import birth
+from pliant.tools.run.backends.local import SUPERVISOR, LocalBackend
 from pliant.tools.run.backends.protocol import (
     Handle,
     LaunchRecord,
@@ -31,8 +31,8 @@ from pliant.tools.run.backends.protocol import (
 )
 from pliant.tools.run.service.run import open_backend
 from pliant.tools.run.statedir.contract.folders import UnreadableError
+from pliant.tools.run.statedir.contract.liveness import last_beat
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, ENV_WORKER
-from pliant.tools.run.statedir.contract.presence import last_beat
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
@@ -106,7 +106,7 @@ class Site:
         units[unit] = units[unit].model_copy(update=fields)
         write_record(self.handle, record.model_copy(update={"units": tuple(units)}))
 
-    def keeper(self) -> psutil.Process:
+    def supervisor(self) -> psutil.Process:
         return psutil.Process(self.record().units[0].pid)
 
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_started_has_exit_code_127(site: Site, monkeypatch: pytes
 def test_a_stopped_launcher_is_woken_once_its_worker_has_ended(site: Site) -> None:
     site.start(LAUNCHES_ONE)
     site.is_up()
-    (launcher,) = site.keeper().children()
+    (launcher,) = site.supervisor().children()
     (worker,) = launcher.children()
     launcher.suspend()
     until(lambda: launcher.status() == psutil.STATUS_STOPPED)
@@ -155,7 +155,7 @@ def test_a_stopped_launcher_is_woken_once_its_worker_has_ended(site: Site) -> No
 def test_a_stopped_command_without_live_children_is_idle(site: Site) -> None:
     site.start(LAUNCHES_ONE.replace("sys.exit(", "print(").replace("% 256", ", flush=True") + WAIT)
     site.is_up()
-    command = site.keeper().children()[0]
+    command = site.supervisor().children()[0]
     command.children()[0].kill()
     site.is_up(times=2)
     assert not site.poll()[0].idle, "it may have more to do"
@@ -173,7 +173,7 @@ def test_a_unit_that_ignores_term_is_killed_with_its_descendants(site: Site) -> 
     assert site.poll()[0] == RUNNING
     assert len(left_running(site.job.parent)) >= 2
     site.backend.stop(site.handle, "kill")
-    killed = (UnitStatus("lost"), UnitStatus("exited", -9))  # with its keeper, or just before it
+    killed = (UnitStatus("lost"), UnitStatus("exited", -9))  # with its supervisor, or just before it
     assert site.ended()[0] in killed
     until(lambda: left_running(site.job.parent) == [])
 
@@ -194,9 +194,9 @@ print("up", flush=True)
 
 
 @needs_process_tree
-@pytest.mark.parametrize("end", ["by itself", "by a kill", "under a stopped keeper"])
+@pytest.mark.parametrize("end", ["by itself", "by a kill", "under a stopped supervisor"])
 def test_no_daemon_outlives_its_job(site: Site, tmp_path: Path, end: str) -> None:
-    """The daemon becomes a child of the keeper, which is woken once the command has ended, its first one."""
+    """The daemon becomes a child of the supervisor, which wakes once its command, the first child, ends."""
     path = tmp_path / "daemon"
     wait = "" if end == "by itself" else "import time; time.sleep(600)"
     site.start(DAEMON.replace("PATH", repr(str(path))) + wait)
@@ -208,10 +208,10 @@ def test_no_daemon_outlives_its_job(site: Site, tmp_path: Path, end: str) -> Non
         assert psutil.pid_exists(daemon)
         site.kill()
     else:
-        keeper = site.keeper()
-        until(lambda: len(keeper.children()) == 2)
-        (command,) = (child for child in keeper.children() if child.pid != daemon)
-        keeper.suspend()
+        supervisor = site.supervisor()
+        until(lambda: len(supervisor.children()) == 2)
+        (command,) = (child for child in supervisor.children() if child.pid != daemon)
+        supervisor.suspend()
         command.kill()
         assert site.ended() == (UnitStatus("exited", -signal.SIGKILL),)
     until(lambda: not psutil.pid_exists(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE)
@@ -244,7 +244,7 @@ def test_a_kill_needs_no_readable_record(site: Site, monkeypatch: pytest.MonkeyP
 
 
 def test_exit_codes_are_known_where_sigchld_is_ignored(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher may have been started with SIGCHLD ignored; a keeper may be gone before it looks."""
+    """The launcher may have been started with SIGCHLD ignored; a supervisor may be gone before it looks."""
 
     def gone(pid: int) -> str:
         os.waitpid(pid, 0)
@@ -273,7 +273,7 @@ def test_a_start_that_was_cut_short_is_undone_and_the_rest_lives(site: Site) -> 
     site.is_up(3)
     site.change(3)
     assert site.another_backend().adopt() == [site.handle]
-    until(lambda: len(left_running(site.folder)) == 4)  # each with its keeper
+    until(lambda: len(left_running(site.folder)) == 4)  # each with its supervisor
     rest = (RUNNING, UnitStatus("exited", 4), RUNNING, UnitStatus("lost"))
     assert site.poll() == rest
     site.backend.stop(site.handle, "kill", only={2})
@@ -350,16 +350,16 @@ def test_the_newest_output_stays_and_the_writer_goes_on(
     printed: tuple[Path, FileIO, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, file, whole = printed
-    keep.trim(str(path), on_disk(path))
+    supervisor.trim(str(path), on_disk(path))
     assert path.read_bytes() == whole, "it is small enough"
-    keep.trim(str(path), MOST)
+    supervisor.trim(str(path), MOST)
     assert MOST / 2 <= on_disk(path) <= MOST
     file.write(b"the end\n")
     assert path.stat().st_size == len(whole) + len(b"the end\n")
     assert path.read_bytes()[-MOST // 2 :] == (whole + b"the end\n")[-MOST // 2 :]
     # without holes all goes
-    monkeypatch.setattr(keep, "punch", lambda descriptor, end: False)
-    keep.trim(str(path), MOST // 4)
+    monkeypatch.setattr(supervisor, "punch", lambda descriptor, end: False)
+    supervisor.trim(str(path), MOST // 4)
     file.write(b"the end\n")
     assert on_disk(path) <= MOST // 4
     assert path.read_bytes().endswith(b"\0the end\n")
@@ -378,16 +378,16 @@ def test_output_that_cannot_be_trimmed_at_the_moment_stays(
     system = SimpleNamespace(fallocate64=fallocate64)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_about, **_more: system)
     with suppress(OSError):
-        keep.trim(str(path), MOST)
+        supervisor.trim(str(path), MOST)
     assert path.read_bytes() == whole
 
 
 def test_an_orphan_that_may_not_be_killed_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "_KILL_S", 0.05)
-    monkeypatch.setattr(keep, "children", lambda: [4711])
-    monkeypatch.setattr(keep.os, "waitpid", lambda pid, options: (0, 0))
-    monkeypatch.setattr(keep.os, "kill", Mock(side_effect=PermissionError))
-    keep.end_orphans()
+    monkeypatch.setattr(supervisor, "_KILL_S", 0.05)
+    monkeypatch.setattr(supervisor, "children", lambda: [4711])
+    monkeypatch.setattr(supervisor.os, "waitpid", lambda pid, options: (0, 0))
+    monkeypatch.setattr(supervisor.os, "kill", Mock(side_effect=PermissionError))
+    supervisor.end_orphans()
 
 
 PRINTS = """
@@ -402,44 +402,44 @@ with open(WORKER, "w") as worker:
 """Prints without end, into a file as torchrun's workers do and to its own output."""
 
 
-def test_a_keeper_beats_and_trims_output_but_never_stops_it(site: Site, tmp_path: Path) -> None:
+def test_a_supervisor_beats_and_trims_output_but_never_stops_it(site: Site, tmp_path: Path) -> None:
     """If it stands still, the unit goes on; if the worker is silent, too, their host is dead."""
     files, end = site.handle.files, tmp_path / "end"
     own, worker = files.launcher_log(0), files.logs / "0" / "none_x" / "attempt_0" / "0" / "stdout.log"
     worker.parent.mkdir(parents=True)
     script = PRINTS.replace("WORKER", repr(str(worker))).replace("END", repr(str(end)))
     site.start(script, env={ENV_LOG_BYTES: str(MOST)})
-    keeper = site.keeper()
+    supervisor = site.supervisor()
 
     def is_trimmed(path: Path) -> bool:
-        keeper.send_signal(signal.SIGALRM)  # as its timer does
+        supervisor.send_signal(signal.SIGALRM)  # as its timer does
         time.sleep(0.05)
         return 2 * on_disk(path) < path.stat().st_size
 
     for path in (own, worker):
         until(lambda path=path: path.exists() and path.stat().st_size > 2 * MOST)
         until(lambda path=path: is_trimmed(path))
-    path = files.keeper(0)
+    path = files.supervisor(0)
     assert path.stat().st_mode & 0o777 == 0o600
     beat = last_beat(path)
     until(lambda: last_beat(path) > beat)
 
-    keeper.suspend()
+    supervisor.suspend()
     before = own.stat().st_size
     until(lambda: own.stat().st_size > before + (1 << 20))  # far more than a pipe holds
-    keeper.resume()
+    supervisor.resume()
     end.touch()
     assert site.ended() == (UnitStatus("exited", 0),)
     assert own.read_bytes().endswith(b"the end\n")
 
 
-def test_a_keeper_that_cannot_beat_keeps_its_unit(tmp_path: Path) -> None:
-    keep.beat(str(tmp_path / "nowhere" / "exit-0"))
+def test_a_supervisor_that_cannot_beat_keeps_its_unit(tmp_path: Path) -> None:
+    supervisor.beat(str(tmp_path / "nowhere" / "exit-0"))
     (tmp_path / "elsewhere").touch()
     (tmp_path / "unit-1.alive").symlink_to(tmp_path / "elsewhere")
     before = last_beat(tmp_path / "elsewhere")
     os.utime(tmp_path / "elsewhere", (1.0, 1.0))
-    keep.beat(str(tmp_path / "exit-1"))
+    supervisor.beat(str(tmp_path / "exit-1"))
     assert last_beat(tmp_path / "elsewhere") == 1.0 < before, "a link leads nowhere"
 
 
@@ -450,7 +450,7 @@ def test_a_unit_has_a_folder_for_temporary_files_and_the_secrets_of_its_job(tmp_
     scratch.mkdir()
     (job_dir / "secrets.json").write_text('{"KEY": "hush"}')
     words = 'touch "$TMPDIR/x"; mkdir "$TMPDIR/d"; touch "$TMPDIR/d/y"; echo "$KEY $TMPDIR" > seen; exit 3'
-    argv = [sys.executable, "-I", "-S", KEEPER, str(attempt / "exit-0"), str(tmp_path), "sh", "-c", words]
+    argv = [sys.executable, "-I", "-S", SUPERVISOR, str(attempt / "exit-0"), str(tmp_path), "sh", "-c", words]
     env = {"PATH": os.defpath, "TMPDIR": str(scratch), "PLIANT_JOB_DIR": str(job_dir)}
     subprocess.run(argv, env=env, check=True, timeout=30)
     key, _, given = (tmp_path / "seen").read_text().strip().partition(" ")

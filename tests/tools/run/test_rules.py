@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from pliant.schemas.cluster import IdleRule, StragglerRule
 from pliant.schemas.io import write_cluster
-from pliant.tools.run.backends import use as measuring
-from pliant.tools.run.backends.use import GpuMeter, TreeMeter
+from pliant.tools.run.backends import resource_usage as measuring
+from pliant.tools.run.backends.resource_usage import GpuMeter, TreeMeter
 from pliant.tools.run.service import rules
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.executor import Executor
@@ -23,8 +23,8 @@ from pliant.tools.run.service.rules import IdleWatch, StepParts, Straggler, Stra
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.liveness import UnitUse, use_of
 from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress
-from pliant.tools.run.statedir.contract.presence import UnitUse, use_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.watch.job_page import job_page

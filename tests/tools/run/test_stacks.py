@@ -29,11 +29,11 @@ WATCHED = """
 import json, os, pathlib, time
 from pliant.tools.run.elastic.stacks import StackWatch
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.presence import Presence
+from pliant.tools.run.statedir.contract.liveness import LivenessFile
 
 job, worker = JobDir(pathlib.Path(os.environ["PLIANT_JOB_DIR"])), int(os.environ["PLIANT_WORKER"])
 attempt = job.attempt(1)
-Presence(attempt.presence(worker)).begin()
+LivenessFile(attempt.presence(worker)).begin()
 attempt.progress.touch()
 StackWatch(attempt, worker, held_s=0.5 if worker == 1 else 600.0).begin()
 

@@ -125,19 +125,19 @@ def in_place(site: Site, job_id: str, count: int) -> Condition:
 
 
 def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """From two workers to three and back. The other job's keeper stands still, which costs it nothing."""
+    """From two workers to three and back. The other job's supervisor stands still, which costs it nothing."""
     site.cluster = cluster(2, 1, slots="cpu")
     site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=3)
     # quick at first: the noise of some gradients is known before the first measurement is due
     text = stops_at(3.0, "epoch").replace("step_s if alone() else 0.01", "step_s if epoch > 1 else 0.0")
     site.job("early", 50, 0.5, text=text, samples=50 * 64, high=1, elastic="size+batch")
 
-    def stop_keeper() -> None:
+    def stop_supervisor() -> None:
         (worker,) = workers(site, "early")
-        keeper = worker.parent()
-        assert keeper is not None
-        assert keeper.children() == [worker], "there is nothing between them"
-        keeper.suspend()
+        supervisor = worker.parent()
+        assert supervisor is not None
+        assert supervisor.children() == [worker], "there is nothing between them"
+        supervisor.suspend()
 
     def leave_n1() -> None:
         order_nodes(site.state, "drain", ["n1"], now=True, within_s=60.0)
@@ -145,7 +145,7 @@ def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCap
     log = run(
         site,
         "fair-share",
-        (trains("early"), stop_keeper),
+        (trains("early"), stop_supervisor),
         (in_place(site, "long", 1), leave_n1),
         (in_place(site, "long", 2), site.gate.touch),
     )
@@ -297,7 +297,7 @@ def test_a_job_without_work_grows_by_its_epochs_and_ends_itself(site: Site) -> N
 
 REMOVES = """
 import os, shutil, sys
-while os.path.exists(folder := os.environ["PLIANT_JOB_DIR"]):  # its keeper may write there meanwhile
+while os.path.exists(folder := os.environ["PLIANT_JOB_DIR"]):  # its supervisor may write there meanwhile
     shutil.rmtree(folder, ignore_errors=True)
 sys.exit(int(sys.argv[1]))
 """

@@ -1,11 +1,12 @@
 """Control groups of Linux (cgroups): what a unit may take of its host, and all of its processes.
 
-The launcher finds out where groups can be made and says what those of a unit limit; the unit's keeper makes
-them, starts the command in them, and removes them once nothing is left. The launcher does so for a keeper
-that was killed. A group has a folder for each controller in version 1, and one folder in version 2; there,
-where systemd runs, it is in a scope that systemd is asked for, since no other program may make groups.
+The launcher finds out where groups can be made and says what those of a unit limit; the unit's supervisor
+makes them, starts the command in them, and removes them once nothing is left. The launcher does so for a
+supervisor that was killed. A group has a folder for each controller in version 1, and one folder in version
+2; there, where systemd runs, it is in a scope that systemd is asked for, since no other program may make
+groups.
 
-The keeper imports this by its path, without packages.
+The supervisor imports this by its path, without packages.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SYSTEMD = "/run/systemd/system"
 """Exists where systemd is the first process."""
 BUSCTL = "busctl"
 _IN_SCOPE = ".scope/unit"
-"""The end of the folder of a group in a scope, in which its keeper is, too."""
+"""The end of the folder of a group in a scope, in which its supervisor is, too."""
 _PERIOD_US = 100_000
 _LEAST_QUOTA_US = 1000
 _OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
@@ -38,7 +39,7 @@ _GONE_S = 2.0
 _REMOVED_S = 0.5
 """Until those that are not listed any more have left."""
 _FORGOTTEN_S = 60.0
-"""A group that is this old is not one that a keeper has just made."""
+"""A group that is this old is not one that a supervisor has just made."""
 _SCOPE_S = 5.0
 """Until systemd has made a scope."""
 _FULL = 0.9
@@ -93,7 +94,7 @@ class Place:
 
 def remove_empty(parents: Iterable[str]) -> None:
     """Remove groups in these folders that nothing has been in for a while: no run knows of some, as where
-    the keeper was killed and the job's folder was removed.
+    the supervisor was killed and the job's folder was removed.
     """
     for parent in {*parents}:
         for name in os.listdir(parent):
@@ -143,7 +144,7 @@ def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
 
 
 def _place_of_systemd(proc: str) -> Place:
-    import shutil  # the keeper, which is to start fast, asks for no place
+    import shutil  # the supervisor, which is to start fast, asks for no place
 
     if shutil.which(BUSCTL) is None:
         return Place({}, dict.fromkeys(CONTROLLERS, f"there is no {BUSCTL} to ask systemd for a scope with"))

@@ -5,7 +5,7 @@ environment; SPEC is JSON (:class:`Spec`). SIGTERM and SIGUSR1 are passed on. Va
 by name: their values are on no command line, where every user of the node could read them.
 
 The command has the node's process ids, network and shared memory, and finds its folders under the same paths,
-so that all who know it by them still do: its keeper, the launcher, other workers, torchrun, DataLoaders.
+so that all who know it by them still do: its supervisor, the launcher, other workers, torchrun, DataLoaders.
 
 A file exists as long as there may be a container. Run as ``contain.py --remove SPEC`` it ends that: a
 runtime's client that is killed leaves the container behind.

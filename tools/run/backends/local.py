@@ -1,6 +1,6 @@
 """The local backend: every node of the cluster is this machine, every unit a process in a session of its own.
 
-A unit runs under ``keep.py``, which writes the exit code to a file for any later launcher.
+A unit runs under ``supervisor.py``, which writes the exit code to a file for any later launcher.
 """
 
 from __future__ import annotations
@@ -22,15 +22,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.profile.torchrun.start import kill, node_environment, strays, tree
 from pliant.tools.run.backends.cgroup import Group
-from pliant.tools.run.backends.keep import (
-    CONTAINER,
-    ENV_GROUP,
-    container_of,
-    remove_scratch,
-    scratch_of,
-)
-from pliant.tools.run.backends.limits import UnitLimits, gpus_of, group_name
-from pliant.tools.run.backends.machine import (
+from pliant.tools.run.backends.host import (
     Waker,
     Watched,
     birth,
@@ -39,6 +31,7 @@ from pliant.tools.run.backends.machine import (
     spawn,
     visible_gpus,
 )
+from pliant.tools.run.backends.limits import UnitLimits, gpus_of, group_name
 from pliant.tools.run.backends.protocol import (
     UNKNOWN_UNIT,
     Handle,
@@ -55,6 +48,13 @@ from pliant.tools.run.backends.protocol import (
     read_or_rebuild,
     write_record,
 )
+from pliant.tools.run.backends.supervisor import (
+    CONTAINER,
+    ENV_GROUP,
+    container_of,
+    remove_scratch,
+    scratch_of,
+)
 from pliant.tools.run.statedir.contract.as_user import files_of, with_own_files
 from pliant.tools.run.statedir.contract.folders import (
     FolderCache,
@@ -66,11 +66,12 @@ from pliant.tools.run.statedir.contract.folders import (
 )
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, ENV_WORKER
 
-KEEPER: Final = str(Path(__file__).with_name("keep.py"))
-KEEPER_AS: Final = str(Path(__file__).with_name("keep_as.py"))
-_KEEPERS: Final = frozenset((Path(KEEPER).name, Path(KEEPER_AS).name))
-OF_KEEPER: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
-"""What the keeper of another account's unit needs of its environment, which may hold anything."""
+SUPERVISOR: Final = str(Path(__file__).with_name("supervisor.py"))
+SETUID_SUPERVISOR: Final = str(Path(__file__).with_name("supervisor_setuid.py"))
+SUPERVISORS: Final = frozenset((Path(SUPERVISOR).name, Path(SETUID_SUPERVISOR).name, "keep.py", "keep_as.py"))
+"""Script names of supervisors. The last two are of earlier versions, whose processes an upgrade adopts."""
+SUPERVISOR_ENV: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
+"""What the supervisor of another account's unit needs of its environment, which may hold anything."""
 LOOPBACK: Final = "127.0.0.1"
 _RUNNING: Final = UnitStatus("running")
 _STANDS_STILL: Final = UnitStatus("running", idle=True)
@@ -90,7 +91,7 @@ class LocalBackend:
     def __init__(self, cluster: Cluster, jobs: Path) -> None:
         self._cluster = cluster
         self._jobs = jobs
-        # Births by pid of the keepers that this process has started and not yet reaped.
+        # Births by pid of the supervisors that this process has started and not yet reaped.
         self._children: dict[int, str] = {}
         self._watched = Watched()
         self._waker = Waker()
@@ -174,13 +175,16 @@ class LocalBackend:
         self, handle: Handle, index: int, unit: Unit, record: StartedUnit, group: Group | None
     ) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
-        keeper, env, told = KEEPER, node_environment(os.environ, unit.env), b""
+        supervisor, env, told = SUPERVISOR, node_environment(os.environ, unit.env), b""
         if unit.account is not None:
             own = unit.account.environment()
-            keeper, told = KEEPER_AS, json.dumps(unit.account.order({**own, **unit.env})).encode()
-            env = {"PATH": own["PATH"], **{name: unit.env[name] for name in OF_KEEPER if name in unit.env}}
+            supervisor, told = SETUID_SUPERVISOR, json.dumps(unit.account.order({**own, **unit.env})).encode()
+            env = {
+                "PATH": own["PATH"],
+                **{name: unit.env[name] for name in SUPERVISOR_ENV if name in unit.env},
+            }
         env = {**env, ENV_GROUP: "" if group is None else str(group)}
-        argv = (sys.executable, "-I", "-S", keeper, code_file, unit.cwd, *unit.argv)
+        argv = (sys.executable, "-I", "-S", supervisor, code_file, unit.cwd, *unit.argv)
         with files_of(handle.files):
             log = open_log(handle.files.launcher_log(index))
         with log:
@@ -193,21 +197,25 @@ class LocalBackend:
 
     @with_own_files
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        """SIGTERM to each keeper, which passes it on, or SIGKILL to every process with the job's mark."""
+        """SIGTERM to each supervisor, which passes it on, or SIGKILL to every process with the job's mark."""
         try:
-            found = enumerate(_keepers(handle, self._record(handle)))
+            found = enumerate(_supervisors(handle, self._record(handle)))
         except UnreadableError:
             if level == "kill" and only is None:
                 kill(strays(_mark(handle)))
             raise
-        meant = [keeper for index, keeper in found if only is None or index in only]
-        keepers = [keeper for keeper in meant if keeper is not None]
+        meant = [supervisor for index, supervisor in found if only is None or index in only]
+        supervisors = [supervisor for supervisor in meant if supervisor is not None]
         if level == "kill":
-            left = keepers if handle.kept is None else [each for each in keepers if not _kill_below(each)]
-            for keeper in left:
-                kill(tree(keeper))
+            left = (
+                supervisors
+                if handle.kept is None
+                else [each for each in supervisors if not _kill_below(each)]
+            )
+            for supervisor in left:
+                kill(tree(supervisor))
             workers = None if only is None else {str(index) for index in only}
-            spared = {keeper.pid for keeper in keepers}
+            spared = {supervisor.pid for supervisor in supervisors}
             kill(
                 process
                 for process in strays(_mark(handle))
@@ -217,9 +225,9 @@ class LocalBackend:
             if handle.kept is None:
                 self._remove_what_is_left(handle, only)
             return
-        for keeper in keepers:
+        for supervisor in supervisors:
             try:
-                keeper.send_signal(signal.SIGTERM)
+                supervisor.send_signal(signal.SIGTERM)
             except psutil.Error:
                 continue
 
@@ -233,7 +241,7 @@ class LocalBackend:
                 group.remove()
 
     def _remove_what_is_left(self, handle: Handle, only: Collection[int] | None) -> None:
-        """Temporary files and containers of keepers that were killed."""
+        """Temporary files and containers of supervisors that were killed."""
         record = self._record(handle)
         for index, unit in enumerate(record.units if record else ()):
             if only is None or index in only:
@@ -318,12 +326,13 @@ def _mark(handle: Handle) -> tuple[str, str]:
     return ENV_JOB_DIR, str(handle.folder.parent.parent)
 
 
-def _kill_below(keeper: psutil.Process) -> bool:
-    """Kill what another account's keeper has started, so that it finds and ends what hides, and then itself.
+def _kill_below(supervisor: psutil.Process) -> bool:
+    """Kill what another account's supervisor has started, so that it finds and ends what hides, and then
+    itself.
 
     Returns False if nothing was there.
     """
-    below = tree(keeper)[:-1]
+    below = tree(supervisor)[:-1]
     kill(below)
     return bool(below)
 
@@ -336,8 +345,8 @@ def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool
         return False
 
 
-def _keepers(handle: Handle, record: LaunchRecord | None) -> list[psutil.Process | None]:
-    """The live keeper of each unit; None for one that is gone or was never started."""
+def _supervisors(handle: Handle, record: LaunchRecord | None) -> list[psutil.Process | None]:
+    """The live supervisor of each unit; None for one that is gone or was never started."""
     return [
         None if unit.pid is None or unit.born is None else find(unit.pid, unit.born, _mark(handle))
         for unit in (record.units if record else ())
@@ -345,19 +354,19 @@ def _keepers(handle: Handle, record: LaunchRecord | None) -> list[psutil.Process
 
 
 def _record(handle: Handle) -> LaunchRecord | None:
-    """The record of an attempt, rebuilt from the keepers that run if it is damaged."""
+    """The record of an attempt, rebuilt from the supervisors that run if it is damaged."""
     return read_or_rebuild(handle, LocalBackend.name, partial(_found, handle))
 
 
 def _found(handle: Handle) -> tuple[StartedUnit, ...]:
-    """The units of an attempt by the command lines of their keepers; those that have ended are unknown."""
+    """Units of an attempt, by the command lines of their supervisors; ended ones are unknown."""
     found: dict[int, StartedUnit] = {}
     for process in strays(_mark(handle)):
         with contextlib.suppress(psutil.Error):
             if process.uids().real != os.getuid():
                 continue
             argv = process.cmdline()
-            at = next((place for place, word in enumerate(argv) if Path(word).name in _KEEPERS), -1)
+            at = next((place for place, word in enumerate(argv) if Path(word).name in SUPERVISORS), -1)
             code_file = Path(argv[at + 1]) if 0 <= at < len(argv) - 2 else Path()
             number = code_file.name.removeprefix("exit-")
             if code_file.parent == handle.folder and number.isdecimal():

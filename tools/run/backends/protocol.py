@@ -106,7 +106,7 @@ class Credentials:
         }
 
     def order(self, env: dict[str, str]) -> dict[str, Any]:
-        """What ``keep_as.py`` is to start a command with, as JSON values."""
+        """What ``supervisor_setuid.py`` is to start a command with, as JSON values."""
         said = asdict(self) | {"limits": sorted(self.limits.as_numbers().items()), "env": env}
         return {name: said[name] for name in ("uid", "gid", "groups", "umask", "limits", "env")}
 

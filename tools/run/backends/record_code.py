@@ -1,6 +1,6 @@
 """Write down what code one unit runs: commit, what is not committed, Python, torch, driver, host.
 
-Run with FILE and ORDER in a process of its own by the keeper of the unit, in the job's folder, with the
+Run with FILE and ORDER in a process of its own by the supervisor of the unit, in the job's folder, with the
 rights and the environment of the job, so that no file system and no repository holds up anything else.
 ``source_files`` finds the files; ``pliant submit --snapshot`` does so, too.
 

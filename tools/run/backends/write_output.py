@@ -1,8 +1,8 @@
 """Write what the workers of one unit print to the files that their job names (``--output``, ``--error``).
 
-Run with LOGS, OPENED and ORDER in a process of its own by the keeper of the unit, with the rights of the
+Run with LOGS, OPENED and ORDER in a process of its own by the supervisor of the unit, with the rights of the
 job's account. LOGS is the unit's folder of output files, which stay as they are: this process copies whole
-lines out of them. So a file system that hangs or is full holds up neither the keeper nor the job. It ends
+lines out of them. So a file system that hangs or is full holds up neither the supervisor nor the job. It ends
 once standard input does, with everything copied that can be within :data:`LAST_S`; it says what cannot.
 
 ORDER is JSON: ``output`` and ``error`` list a path for each worker, ``owner`` says that no other unit opens
@@ -33,7 +33,7 @@ AGAIN_S = 5.0
 OWNER_S = 3.0
 """How long a unit that has ended waits for the one that opens its files."""
 LAST_S = 4.0
-"""For copying what is left once the unit has ended; its keeper waits for a little longer."""
+"""For copying what is left once the unit has ended; its supervisor waits for a little longer."""
 PIECE = 1 << 20
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
@@ -166,7 +166,7 @@ class Source:
 
 
 def _first_kept(descriptor: int, place: int) -> int:
-    """The first place from ``place`` on that is on disk, as the keeper of the unit frees old parts."""
+    """The first place from ``place`` on that is on disk, as the supervisor of the unit frees old parts."""
     try:
         return os.lseek(descriptor, place, os.SEEK_DATA)
     except OSError as error:

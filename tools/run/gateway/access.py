@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.tools.profile.torchrun.start import ONE_WORKER
-from pliant.tools.run.backends.local import KEEPER
+from pliant.tools.run.backends.local import SUPERVISOR
 
 ADVICE: Final = "install Python and pliant where all accounts can read them, as in /opt, with umask 022"
 
@@ -58,7 +58,7 @@ def _packages() -> list[Path]:
     specs = (find_spec(name) for name in names)
     origins = [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
     library = Path(sysconfig.get_path("stdlib"))
-    return [library, library / "os.py", Path(ONE_WORKER), Path(KEEPER), *origins]
+    return [library, library / "os.py", Path(ONE_WORKER), Path(SUPERVISOR), *origins]
 
 
 def _first_closed(paths: Iterable[Path]) -> Path | None:

@@ -37,12 +37,12 @@ def supervised_gateway(dirs: StateDir, roles: Path | None = None, *, munge: bool
     if roles is not None:
         roles = roles.resolve()
         read_roles(roles)
-    keeper = _Supervisor(dirs, roles, munge_socket() if munge else None)
-    keeper.start()
+    supervisor = _Supervisor(dirs, roles, munge_socket() if munge else None)
+    supervisor.start()
     try:
         yield
     finally:
-        keeper.close()
+        supervisor.close()
 
 
 class _Supervisor:

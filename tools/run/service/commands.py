@@ -34,8 +34,8 @@ from pliant.tools.profile.torchrun.start import (
     standalone,
     torchrun,
 )
-from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT, give_secrets
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
+from pliant.tools.run.backends.supervisor import ENV_CODE, ENV_OUTPUT, give_secrets
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
 from pliant.tools.run.service.containers import step_variables, words
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
@@ -95,7 +95,7 @@ def units(
     :param job_dir: the job's folder, absolute.
     :param port: free on the first node; used only by a job that is not elastic and spans several nodes.
     :param first: number of the first unit, if the attempt has some already.
-    :param log_bytes: most bytes of each output file that stay on disk; None for the keeper's default.
+    :param log_bytes: most bytes of each output file that stay on disk; None for the supervisor's default.
     :param account: whose processes they are; None for the launcher's.
     """
     job = target.job
@@ -103,7 +103,7 @@ def units(
     made = []
     user = account_name(os.geteuid() if account is None else account.uid)
     stated = (*job.env, *(() if account is not None else _secrets(job_dir)))
-    for_keepers = _for_keepers(target, int(attempt.path.name), first, user)
+    for_supervisors = _for_supervisors(target, int(attempt.path.name), first, user)
     for index, slots in enumerate(groups):
         number = first + index
         inside: tuple[str, ...] = ()
@@ -125,14 +125,14 @@ def units(
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
         env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name, **_task(job, index, len(groups))}
-        env |= for_keepers[index]
+        env |= for_supervisors[index]
         env |= step_variables(job.container)
         made.append(_unit(job, slots, argv, env, account))
     return made
 
 
 def _secrets(job_dir: Path) -> list[str]:
-    """The names of the job's secrets. The keeper says what keeps it from reading them."""
+    """The names of the job's secrets. The supervisor says what keeps it from reading them."""
     found = {ENV_JOB_DIR: str(job_dir)}
     with contextlib.suppress(OSError, ValueError):
         give_secrets(found)
@@ -184,8 +184,8 @@ def _code_order(job: Job) -> dict[str, Any]:
     return {"python": job.own_python or default, "command": command}
 
 
-def _for_keepers(target: Assignment, attempt: int, first: int, user: str) -> list[dict[str, str]]:
-    """What the keeper of each unit is told: which files it is to write, and which code to record."""
+def _for_supervisors(target: Assignment, attempt: int, first: int, user: str) -> list[dict[str, str]]:
+    """What the supervisor of each unit is told: which files it is to write, and which code to record."""
     job, rank, told = target.job, first, list[dict[str, str]]()
     opened: set[str] = set()
     looked_at: set[str] = set()

@@ -4,8 +4,8 @@
 and takes the next step towards the targets. Wherever it is interrupted, the next tick (of this process or of
 another that adopted the gangs) goes on from what it finds.
 
-Two kinds of jobs are set apart. :class:`Condemned`: the work for the job failed, so its attempt is killed
-until nothing of it is left. :class:`UnclearJobs`: its files do not tell whether it runs, so it is not
+Two kinds of jobs are set apart. :class:`KillList`: the work for the job failed, so its attempt is killed
+until nothing of it is left. :class:`UnreadableJobs`: its files do not tell whether it runs, so it is not
 started again. Files that cannot be read are read again; if they are damaged beyond repair, what may run is
 asked to end, then killed, and then the job can be launched again.
 """
@@ -38,23 +38,23 @@ from pliant.tools.run.service.allocation import (
 from pliant.tools.run.service.commands import assignment_of, copies, hand_out, read_plan
 from pliant.tools.run.service.gang import Gang, Notices
 from pliant.tools.run.service.launching import Launching, Submitters, next_handle
-from pliant.tools.run.service.members import Ending, Setback, Timeouts
+from pliant.tools.run.service.members import Ending, Timeouts, WorkerFailure
 from pliant.tools.run.service.reports import (
     AttemptEnded,
     Displaced,
-    Hindered,
     Idled,
     Lost,
     MovedOff,
     Progressed,
     Proven,
     Report,
-    Said,
+    StartFailed,
+    WorkerEvents,
 )
 from pliant.tools.run.service.rules import StepParts
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
+from pliant.tools.run.statedir.contract.liveness import use_of
 from pliant.tools.run.statedir.contract.plan import Plan, Progress
-from pliant.tools.run.statedir.contract.presence import use_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.failures import Faults, SlotFaults, may_pass
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
@@ -105,8 +105,8 @@ class Executor:
         self.submitters = submitters
         self._launching = Launching(backend, dirs, timeouts, log_bytes=log_bytes, submitters=submitters)
         self._faults = Faults(dirs.path, self.condemn)
-        self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
-        self._unclear = UnclearJobs(backend, timeouts)
+        self._condemned = KillList(backend, lambda job_id: next_handle(dirs, job_id))
+        self._unclear = UnreadableJobs(backend, timeouts)
         # Jobs whose units could not be looked at last: nothing is changed on what is no longer so.
         self._unseen: set[str] = set()
         self._notices = Notices()
@@ -258,7 +258,7 @@ class Executor:
                 continue
             reason = "; ".join(f"node {name} {nodes[name]}" for name in by_node(gone))
             shared = company.get(job_id) in self.targets
-            left = Setback(gone, reason).without(target, target.allocation.cut, shared=shared)
+            left = WorkerFailure(gone, reason).without(target, target.allocation.cut, shared=shared)
             if not left.job.can_train_on(left.allocation.gpus):
                 del self.targets[job_id]
             else:
@@ -380,11 +380,11 @@ class Executor:
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
         for settled, events in groupby(gang.heard(), gang.settles):
-            yield Said(job_id, gang.handle.attempt, tuple(events), serves and settled)
+            yield WorkerEvents(job_id, gang.handle.attempt, tuple(events), serves and settled)
         progress = gang.reported()
         if progress is not None and progress.attempt == gang.handle.attempt:
             if said := gang.said(progress):
-                yield Said(job_id, gang.handle.attempt, tuple(said), serves)
+                yield WorkerEvents(job_id, gang.handle.attempt, tuple(said), serves)
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
             if not self.backend.in_place and any(status.noticed for status in gang.statuses):
@@ -397,7 +397,7 @@ class Executor:
         verdict = gang.verdict()
         if verdict.end != "done" and (lost := gang.lost_work()) is not None:
             left, event = lost
-            yield Said(job_id, gang.handle.attempt, (event,), settled=False)
+            yield WorkerEvents(job_id, gang.handle.attempt, (event,), settled=False)
             yield Progressed(job_id, left, settled=False)
         del self.gangs[job_id]
         if verdict.end != "stopped":
@@ -422,7 +422,7 @@ class Executor:
                 del self.targets[job_id]
             held = {slot for name, other in self.targets.items() if name != job_id for slot in other.slots}
             taken = held.intersection(setback.slots)
-            yield Hindered(job_id, gang.handle.attempt, setback, after.allocation, taken)
+            yield StartFailed(job_id, gang.handle.attempt, setback, after.allocation, taken)
         if self.slot_faults.slots:
             kept = self.targets[job_id].slots if job_id in self.targets else ()
             proven = sorted(
@@ -529,7 +529,7 @@ class Executor:
                 gang.kill(self._clock())
 
 
-class Condemned:
+class KillList:
     """Jobs whose attempts are to end, and why.
 
     :param next_handle: the attempt after the newest one of a job.
@@ -606,7 +606,7 @@ class _Case:
     kill_s: float = float("inf")
 
 
-class UnclearJobs:
+class UnreadableJobs:
     """Jobs whose files do not tell whether they run."""
 
     def __init__(self, backend: Backend, timeouts: Timeouts) -> None:

@@ -36,9 +36,9 @@ from pliant.tools.run.service.members import (
     Ending,
     GangMembers,
     Lifetimes,
-    Setback,
     Stage,
     Timeouts,
+    WorkerFailure,
     broken,
     describe,
     judge,
@@ -144,7 +144,7 @@ _SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
 """The signal that each stage of a stop sends."""
 EXIT_CODE_S: Final = 5.0
 """How long the exit code of a worker that is gone is waited for."""
-NextPlan = tuple[Plan, Setback | None]
+NextPlan = tuple[Plan, WorkerFailure | None]
 """A plan that an attempt shall go on under, and the slots that it does without."""
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -191,7 +191,7 @@ class Gang:
         self._backend = backend
         self._timeouts = timeouts
         members = self._members = GangMembers(handle.files, plan)
-        self._setback: Setback | None = None
+        self._setback: WorkerFailure | None = None
         # Workers that trained and are gone, and since when, until that is reported.
         self._gone: dict[int, float] = {}
         # Workers that were killed because they stood still.
@@ -295,7 +295,7 @@ class Gang:
         write_progress(self.files.progress, left)
         return left, self.script.loss(left, self.progress.written_s or 0.0)
 
-    def setback(self) -> Setback | None:
+    def setback(self) -> WorkerFailure | None:
         """Slots on which new workers died since the last call."""
         found, self._setback = self._setback, None
         return found
@@ -329,7 +329,7 @@ class Gang:
         self._told = max(self._told, (event.detail or {}).get("generation", 0))
         return self._told >= self.plan.generation
 
-    def plan_without(self, members: Sequence[Member], setback: Setback) -> NextPlan:
+    def plan_without(self, members: Sequence[Member], setback: WorkerFailure) -> NextPlan:
         """A plan to go on with these members; the setback names the slots that are left out."""
         trains = self._members.trains()
         old_size = trains is not None and {one.worker for one in members} == set(trains.workers)
@@ -346,7 +346,7 @@ class Gang:
         members = self.plan.members if trains is None else trains.members
         return aborted(self.plan.model_copy(update={"members": members}), reason)
 
-    def take_up(self, plan: Plan, setback: Setback | None = None) -> None:
+    def take_up(self, plan: Plan, setback: WorkerFailure | None = None) -> None:
         """Go on under a plan that its workers can read now, without the slots of the setback."""
         self.plan, self._workers = plan, plan.workers
         if not plan.abort:

@@ -27,7 +27,6 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.backends.keep import LOG_BYTES
 from pliant.tools.run.backends.protocol import (
     Backend,
     Credentials,
@@ -38,6 +37,7 @@ from pliant.tools.run.backends.protocol import (
     UnitStatus,
     port_to_meet_at,
 )
+from pliant.tools.run.backends.supervisor import LOG_BYTES
 from pliant.tools.run.service.allocation import Assignment, InPlace
 from pliant.tools.run.service.commands import (
     last_generation,
@@ -50,7 +50,7 @@ from pliant.tools.run.service.commands import (
     write_plan,
 )
 from pliant.tools.run.service.gang import Gang
-from pliant.tools.run.service.members import Setback, Timeouts
+from pliant.tools.run.service.members import Timeouts, WorkerFailure
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
@@ -118,7 +118,7 @@ class Launching:
         job_dir = self._dirs.job(job_id)
         if (account := self._account(job_id)) is None:
             check_startable(target.job)
-        else:  # its keeper finds out, as the user, whether it can be started in its folder
+        else:  # its supervisor finds out, as the user, whether it can be started in its folder
             check_command(target.job)
             if text := foreign_container(target.job):
                 raise BadInputError(text)
@@ -171,7 +171,7 @@ class Launching:
         with files_of(handle.files):
             return Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
 
-    def publish(self, gang: Gang, plan: Plan, setback: Setback | None = None) -> None:
+    def publish(self, gang: Gang, plan: Plan, setback: WorkerFailure | None = None) -> None:
         """Give the workers of an attempt a newer plan. If it cannot be written, the plan before stays."""
         write_plan(self._dirs.job(gang.handle.job), plan)
         gang.take_up(plan, setback)
@@ -193,7 +193,7 @@ class Launching:
             self._backend.start(gang.handle, commands)
         except OSError as error:
             reason = f"new workers cannot be started: {error.strerror or error}"
-            self.publish(gang, *gang.plan_without(way.members, Setback(way.joining, reason)))
+            self.publish(gang, *gang.plan_without(way.members, WorkerFailure(way.joining, reason)))
         gang.statuses = self._backend.poll([gang.handle])[gang.handle]
 
     def _commands(

@@ -35,7 +35,7 @@ from pliant.tools.run.service.reports import (
     Lost,
     Progressed,
     Report,
-    Said,
+    WorkerEvents,
     change_event,
     idle_event,
     in_turns,
@@ -101,7 +101,7 @@ class RunOptions:
     retries: int = RETRIES
     timeouts: Timeouts = field(default_factory=Timeouts)
     log_bytes: int | None = None
-    """Most bytes of each output file of a worker that stay on disk; None for the keeper's default."""
+    """Most bytes of each output file of a worker that stay on disk; None for the supervisor's default."""
     beside: Callable[[StateDir], AbstractContextManager[None]] | None = None
     """Entered once the directory is this run's, and left with it."""
     sinks: tuple[Sink, ...] = ()
@@ -318,7 +318,7 @@ class Loop:
                 else:
                     events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
             found += [(report.job_id, event) for event in events]
-            happened |= not isinstance(report, Said | Progressed | Lost) and bool(events)
+            happened |= not isinstance(report, WorkerEvents | Progressed | Lost) and bool(events)
         self.state.record(event for _, event in found)
         for job_id, event in found:
             with self._faults.of(job_id):

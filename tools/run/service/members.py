@@ -23,8 +23,8 @@ from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import generation_of, read_plan_of, read_reached
 from pliant.tools.run.statedir.contract.as_user import own_files
 from pliant.tools.run.statedir.contract.folders import AttemptDir, FolderCache
+from pliant.tools.run.statedir.contract.liveness import BEAT_S, Heartbeats, Life, LivenessProbe, last_beat
 from pliant.tools.run.statedir.contract.plan import ENDED_EARLY, LOST_PEER, Plan, WorkerOutcome
-from pliant.tools.run.statedir.contract.presence import BEAT_S, Heartbeats, Life, Sighting, last_beat
 
 Stage = Literal["abort", "term", "kill"]
 """Of a stop: the plan says so, then SIGTERM, then SIGKILL."""
@@ -43,9 +43,9 @@ class GangMembers:
         self._files = files
         self._slots: dict[int, Slot] = {}
         self._presences: dict[int, str] = {}
-        self._keepers: dict[int, str] = {}
-        self._sightings: dict[int, Sighting] = {}
-        self._beats, self._keeper_beats = Heartbeats(), Heartbeats()
+        self._supervisors: dict[int, str] = {}
+        self._sightings: dict[int, LivenessProbe] = {}
+        self._beats, self._supervisor_beats = Heartbeats(), Heartbeats()
         self._silent = frozenset[int]()
         # When silent workers were last found so.
         self._found_s: dict[int, float] = {}
@@ -72,8 +72,8 @@ class GangMembers:
             self._slots[worker] = Slot.parse(member.slot)
             if worker not in self._presences:
                 path = self._files.presence(worker)
-                self._presences[worker], self._sightings[worker] = str(path), Sighting(path)
-                self._keepers[worker] = str(self._files.keeper(worker))
+                self._presences[worker], self._sightings[worker] = str(path), LivenessProbe(path)
+                self._supervisors[worker] = str(self._files.supervisor(worker))
 
     def look(self) -> None:
         """Forget what the files said if they may have changed."""
@@ -185,7 +185,7 @@ class GangMembers:
     def listen(self, now_s: float, timeouts: Timeouts) -> frozenset[int]:
         """Workers newly found silent: for too long they have not shown that they run.
 
-        They show it once in :data:`BEAT_S`, so it looks no more often. On a dead host the keeper of the
+        They show it once in :data:`BEAT_S`, so it looks no more often. On a dead host the supervisor of the
         worker's unit is silent, too; then a shorter time is enough. If a kill does nothing, a worker is
         found again after that time.
         """
@@ -195,7 +195,7 @@ class GangMembers:
         needed = self._needed()
         self._beats.look((self._presences[worker] for worker in needed), now_s)
         quiet = [worker for worker in needed if self._beats.silence_s(self._presences[worker], 0.0)]
-        self._keeper_beats.look([self._keepers[worker] for worker in quiet], now_s)
+        self._supervisor_beats.look([self._supervisors[worker] for worker in quiet], now_s)
         self._silent = frozenset(worker for worker in needed if self._is_silent(worker, timeouts))
         last_s = {worker: self._found_s.get(worker, float("-inf")) for worker in self._silent}
         found = frozenset(worker for worker in last_s if now_s - last_s[worker] >= timeouts.dead_s)
@@ -207,7 +207,7 @@ class GangMembers:
         limit_s = timeouts.dead_s
         return any(
             self._beats.in_doubt(self._presences[worker], limit_s)
-            or self._keeper_beats.in_doubt(self._keepers[worker], limit_s)
+            or self._supervisor_beats.in_doubt(self._supervisors[worker], limit_s)
             for worker in self._needed()
         )
 
@@ -215,8 +215,8 @@ class GangMembers:
         silence_s = self._beats.silence_s(self._presences[worker], timeouts.silent_s)
         if silence_s < min(timeouts.dead_s, timeouts.silent_s) or self.life(worker) != "alive":
             return False
-        keeper_s = self._keeper_beats.silence_s(self._keepers[worker], timeouts.dead_s)
-        return silence_s >= timeouts.silent_s or keeper_s >= timeouts.dead_s
+        supervisor_s = self._supervisor_beats.silence_s(self._supervisors[worker], timeouts.dead_s)
+        return silence_s >= timeouts.silent_s or supervisor_s >= timeouts.dead_s
 
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
         """Units that have been idle for longer than they may, each once in that time."""
@@ -230,15 +230,15 @@ class GangMembers:
 
 
 @dataclass(frozen=True, slots=True)
-class Setback:
+class WorkerFailure:
     """Slots that the job does without from now on."""
 
     slots: tuple[Slot, ...]
     reason: str
 
-    def and_also(self, other: Setback) -> Setback:
+    def and_also(self, other: WorkerFailure) -> WorkerFailure:
         slots = tuple(dict.fromkeys([*self.slots, *other.slots]))
-        return Setback(slots, f"{self.reason}; {other.reason}")
+        return WorkerFailure(slots, f"{self.reason}; {other.reason}")
 
     def without(self, target: Assignment, cut: Cut, *, shared: bool) -> Assignment:
         """What is left of a target, with the cut of the plan that the others train under.
@@ -281,7 +281,7 @@ class Lifetimes:
 
     def mark_lost(
         self, slots: Mapping[int, Slot], trained: Set[int], message: Callable[[int], str], now_s: float
-    ) -> Setback | None:
+    ) -> WorkerFailure | None:
         """Count lost workers; returns the slots among theirs that should get no replacement for a while.
 
         A slot whose worker never began to train counts as failed at once, and so does that of a newcomer
@@ -306,7 +306,7 @@ class Lifetimes:
             when = "in their first steps" if trained >= set(early) else "before they trained"
             died = f"the new workers on {slots_text(slots[worker] for worker in early)} ended {when}"
             reasons.insert(0, ": ".join([died, *filter(None, map(message, early))][:2]))
-        return Setback(bad, "; ".join(reasons))
+        return WorkerFailure(bad, "; ".join(reasons))
 
     def _count(self, worker: int, slot: Slot, now_s: float) -> str:
         young = now_s - self._since_s.get(worker, now_s) < YOUNG_S
@@ -328,7 +328,7 @@ class Timeouts:
     silent_s: float = 30.0
     """For a worker to show that it runs, before it is killed; the script may hold the interpreter long."""
     dead_s: float = 10.0
-    """For a worker and the keeper of its unit, before their host counts as dead."""
+    """For a worker and the supervisor of its unit, before their host counts as dead."""
     exit_s: float = 10.0
     """For a launcher to end after its worker has."""
     linger_s: float = 300.0

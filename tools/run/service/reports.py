@@ -11,7 +11,7 @@ from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.schedule import Allocation
 from pliant.tools.run.service.allocation import ChangeStep, Slot
-from pliant.tools.run.service.members import Ending, Setback
+from pliant.tools.run.service.members import Ending, WorkerFailure
 from pliant.tools.run.service.rules import IdleJob, Straggler
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S, Fault, SlotFaults
@@ -32,7 +32,7 @@ _OF_SERVICE: Final = ("observed", "lost_workers", "idle", "straggler", "after")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class WorkerEvents:
     """Events of an attempt's workers since the last tick."""
 
     job_id: str
@@ -52,12 +52,12 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Hindered:
+class StartFailed:
     """New workers of an attempt died on some slots; the others train on without these."""
 
     job_id: str
     attempt: int
-    setback: Setback
+    setback: WorkerFailure
     left: Allocation
     """What the job has now. With fewer GPUs than it can run on it stops, with a checkpoint."""
     held: Set[Slot] = frozenset()
@@ -123,7 +123,7 @@ class MovedOff:
     """What it has now, as many slots as before."""
 
 
-Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled | MovedOff
+Report = WorkerEvents | Progressed | AttemptEnded | StartFailed | Displaced | Proven | Lost | Idled | MovedOff
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -136,7 +136,7 @@ def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def report_events(
-    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled | MovedOff,
+    report: WorkerEvents | AttemptEnded | StartFailed | Displaced | Proven | Lost | Idled | MovedOff,
     log: RunLog,
     time_s: float,
     retries: int,
@@ -150,12 +150,12 @@ def report_events(
     job = log.jobs.get(report.job_id)
     if job is None or job.ended:
         return []
-    if isinstance(report, Said):
+    if isinstance(report, WorkerEvents):
         own = replace(report, events=tuple(stamped(each, job, since_s, time_s) for each in report.events))
         events = worker_events(own, job)
         event_lines(events)  # what no log can hold is refused before one is asked to
         return events
-    if isinstance(report, Hindered):
+    if isinstance(report, StartFailed):
         return hindrance_events(report, job, log, time_s)
     if isinstance(report, Displaced | Idled):
         wait = {"wait_seconds": report.wait_s} if isinstance(report, Idled) else {}
@@ -214,7 +214,7 @@ def _division(held: Allocation) -> dict[str, Any]:
     return {"accum": accum, "lr_scale": lr_scale}
 
 
-def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
+def hindrance_events(report: StartFailed, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
     """New workers died: the job goes on without their slots, or waits if the rest are too few.
 
     A slot that another job has stays with that job.
@@ -238,7 +238,7 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
 
 
 def _without(
-    report: Hindered | Displaced | Idled, job: JobLog, time_s: float, detail: Mapping[str, Any]
+    report: StartFailed | Displaced | Idled, job: JobLog, time_s: float, detail: Mapping[str, Any]
 ) -> Event:
     """The job trains on with what it has left, or waits if that is too little."""
     if not job.job.can_train_on(report.left.gpus):
@@ -271,7 +271,9 @@ def _leaves_slot(report: MovedOff, log: RunLog, time_s: float) -> list[Event]:
     return [_holding("move", time_s, report.left, left), Event(time_s, "slot_down", detail=detail)]
 
 
-def _slot_down(report: Hindered, slot: str, slot_faults: SlotFaults, time_s: float, *, held: bool) -> Event:
+def _slot_down(
+    report: StartFailed, slot: str, slot_faults: SlotFaults, time_s: float, *, held: bool
+) -> Event:
     job_id, reason = report.job_id, report.setback.reason
     follows = slot_faults.next_death(job_id, slot)
     if follows.is_sick:
@@ -298,7 +300,7 @@ def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
     return replace(event, time=min(now_s, max(event.time, *told_s)))
 
 
-def worker_events(said: Said, job: JobLog) -> list[Event]:
+def worker_events(said: WorkerEvents, job: JobLog) -> list[Event]:
     """What workers reported, as the log has it: with the attempt, and with the cost of the last change.
 
     For a change in place the workers say the cost: until then they trained on the former GPUs. The cost of a

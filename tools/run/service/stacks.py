@@ -17,7 +17,7 @@ from typing import Final
 from pliant.schemas.text import counted, fitted, harmless
 from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import PRIVATE, AttemptDir
-from pliant.tools.run.statedir.contract.presence import life
+from pliant.tools.run.statedir.contract.liveness import life
 from pliant.tools.run.statedir.contract.stacks import (
     MOST_BYTES,
     Frame,

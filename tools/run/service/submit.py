@@ -23,7 +23,7 @@ from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Changes, Job, arriving_at, updated
 from pliant.schemas.text import EPOCH_LIKE_S, counted
-from pliant.tools.run.backends.keep import SECRETS
+from pliant.tools.run.backends.supervisor import SECRETS
 from pliant.tools.run.service import containers
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle, without_gpus
 from pliant.tools.run.service.starters import is_a_name, program_obstacle, python_obstacle, settled
@@ -117,7 +117,7 @@ def submit(
 
 
 def _hide(dirs: StateDir, jobs: Iterable[Job], values: Mapping[str, str]) -> None:
-    """Write values where the keepers of these jobs find them, and nobody else."""
+    """Write values where the supervisors of these jobs find them, and nobody else."""
     if dirs.is_shared:
         raise UsageError(f"{dirs.path}: jobs of several accounts run there, which have no secrets")
     for job in jobs:

@@ -23,7 +23,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import EPOCH_LIKE_S, counted, did_you_mean
 from pliant.tools.run.statedir.contract.folders import PRIVATE
-from pliant.tools.run.statedir.contract.presence import FileClock
+from pliant.tools.run.statedir.contract.liveness import FileClock
 from pliant.tools.run.statedir.directory import (
     ROOT,
     Lock,

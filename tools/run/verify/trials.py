@@ -23,9 +23,9 @@ from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.commands import environment
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.gang import Gang
-from pliant.tools.run.service.reports import AttemptEnded, Said
+from pliant.tools.run.service.reports import AttemptEnded, WorkerEvents
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.contract.presence import life
+from pliant.tools.run.statedir.contract.liveness import life
 from pliant.tools.run.statedir.contract.recording import ENV_RECORDING, RecordingOrder, RunFolder
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog, allocation_of
@@ -163,7 +163,7 @@ class Trial:
         """:raises TrialError: the job failed, or takes too long."""
         while True:
             for report in self.executor.tick():
-                if isinstance(report, Said):
+                if isinstance(report, WorkerEvents):
                     said = [str((event.detail or {}).get("warning", "")) for event in report.events]
                     self.warnings += filter(None, said)
                 elif isinstance(report, AttemptEnded):

@@ -21,7 +21,7 @@ from typing import Final
 
 from pliant.schemas.errors import JobsFailedError, ServiceMissingError, UsageError, require
 from pliant.schemas.job import Batch, Job
-from pliant.tools.run.backends.machine import visible_gpus
+from pliant.tools.run.backends.host import visible_gpus
 from pliant.tools.run.service.launching import at_home
 from pliant.tools.run.service.submit import check_runnable
 from pliant.tools.run.statedir.contract.recording import RecordedScript, RecordingOrder, RunFolder

@@ -1,4 +1,4 @@
-"""Which code the attempts of a job have run, as each unit's keeper has recorded it, and where it differs."""
+"""Code that the attempts of a job have run, as recorded by the supervisor of each unit, and differences."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import psutil
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.text import iso_time, whole_number
 from pliant.tools.profile.torchrun.start import RUN_TORCHRUN, printable, strays
-from pliant.tools.run.backends.local import KEEPER
+from pliant.tools.run.backends.local import SUPERVISORS
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.stacks import (
     WITHIN_S,
@@ -38,7 +38,7 @@ from pliant.tools.run.watch.job_status import known_ids, standing
 from pliant.tools.run.watch.status import Status, Watcher
 
 PATIENCE_S: Final = 20.0
-_STARTERS: Final = frozenset({Path(KEEPER).name, Path(RUN_TORCHRUN).name})
+_STARTERS: Final = SUPERVISORS | {Path(RUN_TORCHRUN).name}
 """Programs between the launcher and its workers."""
 
 

@@ -13,8 +13,8 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.text import Column, counted, iso_time, rate_text, span_text, text_table
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import UnreadableError, read_record
+from pliant.tools.run.statedir.contract.liveness import use_of
 from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
-from pliant.tools.run.statedir.contract.presence import use_of
 from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.status import Watcher
@@ -51,7 +51,7 @@ class Use:
     heard_s: float | None
     """When that was written, UTC."""
     busy: float | None = None
-    """Part of its slots that was busy over the last minute, as the keepers of its processes see it."""
+    """Part of its slots that was busy over the last minute, as the supervisors of its processes see it."""
     memory: int | None = None
     """Resident bytes of all its processes."""
 

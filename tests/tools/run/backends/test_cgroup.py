@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run.backends import cgroup, keep
+from pliant.tools.run.backends import cgroup, supervisor
 from pliant.tools.run.backends.cgroup import (
     Group,
     Place,
@@ -234,12 +234,12 @@ def test_empty_groups_that_no_run_knows_are_removed(tmp_path: Path) -> None:
 def test_a_command_runs_without_a_group_that_cannot_be_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(keep, "end_orphans", Mock())  # this process has other children
+    monkeypatch.setattr(supervisor, "end_orphans", Mock())  # this process has other children
     (tmp_path / "file").touch()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "cgroup.procs").write_text("1\n")  # of another account
     for text in ("no JSON", str(Group([f"{tmp_path}/file/g"])), str(Group([f"{tmp_path}/taken"]))):
-        limited = keep.CommandGroup(text, None)
+        limited = supervisor.CommandGroup(text, None)
         with limited.inside():
             pass
         assert limited.end(os.kill, ()) is None
@@ -254,9 +254,17 @@ def test_what_a_job_has_its_code_recorded_with_is_in_its_group(tmp_path: Path) -
     looks = "#!/bin/sh\necho $PPID $(cat {0}/cgroup.procs) > {0}/seen; : > {0}/cgroup.procs\n"
     python.write_text(looks.format(group))
     python.chmod(0o755)
-    env = {"TMPDIR": str(tmp_path), keep.ENV_GROUP: str(Group([str(group)]))}
-    env[keep.ENV_CODE] = json.dumps({"command": [], "python": str(python)})
-    argv = (sys.executable, "-I", "-S", keep.__file__, str(tmp_path / "exit-0"), str(tmp_path), "/bin/true")
+    env = {"TMPDIR": str(tmp_path), supervisor.ENV_GROUP: str(Group([str(group)]))}
+    env[supervisor.ENV_CODE] = json.dumps({"command": [], "python": str(python)})
+    argv = (
+        sys.executable,
+        "-I",
+        "-S",
+        supervisor.__file__,
+        str(tmp_path / "exit-0"),
+        str(tmp_path),
+        "/bin/true",
+    )
     subprocess.run(argv, env={"PATH": "/usr/bin:/bin", **env}, check=True)
     recorder, joined = (group / "seen").read_text().split()
     assert recorder == joined
@@ -329,7 +337,7 @@ with open({folders!r}[0] + "/own/cgroup.procs", "w") as file:
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("killed", ["the command", "the keeper"])
+@pytest.mark.parametrize("killed", ["the command", "the supervisor"])
 def test_nothing_of_a_unit_hides_from_its_end(live: Live, killed: str) -> None:
     name = group_name(str(live.handle.files.exit_code(0)))
     folders = [f"{parent}/{name}" for parent in find_place().parents.values()]
@@ -337,10 +345,10 @@ def test_nothing_of_a_unit_hides_from_its_end(live: Live, killed: str) -> None:
     assert live.group().folders == tuple(folders)
     until(lambda: "hid" in live.said() and len(live.group().pids()) == 2)
     hidden = [psutil.Process(pid) for pid in live.group().pids()]
-    victim = live.keeper().pid if killed == "the keeper" else min(live.group().pids())
+    victim = live.supervisor().pid if killed == "the supervisor" else min(live.group().pids())
     os.kill(victim, signal.SIGKILL)
     (status,) = live.ended()
-    assert status.state == ("lost" if killed == "the keeper" else "exited")
+    assert status.state == ("lost" if killed == "the supervisor" else "exited")
     live.another_backend().stop(live.handle, "kill")  # as after the death of the launcher
     assert live.is_removed()
     _, left = psutil.wait_procs(hidden, timeout=0)

@@ -17,7 +17,7 @@ from benchmarks.parts.jobs.container_image import IMAGE
 from benchmarks.parts.jobs.containers import ContainedRun, resizes
 from pliant.schemas.container import Container
 from pliant.tools.profile.torchrun.start import kill
-from pliant.tools.run.backends import keep
+from pliant.tools.run.backends import supervisor
 from pliant.tools.run.backends.contain import (
     ContainerError,
     Host,
@@ -149,20 +149,20 @@ esac
 """
 
 
-def test_a_keeper_ends_the_container_that_was_launched_and_what_that_starts(tmp_path: Path) -> None:
+def test_a_supervisor_ends_its_container_and_what_that_starts(tmp_path: Path) -> None:
     """Whatever stands in the job's folder."""
     fake = tmp_path / "podman"
     fake.write_text(LEAVES.format(folder=tmp_path))
     fake.chmod(0o755)
     inside = service.words(Container(image="img"), tmp_path / "unit-0.container")
-    keeper = (sys.executable, "-I", "-S", keep.__file__, str(tmp_path / "exit-0"), str(tmp_path))
+    command = (sys.executable, "-I", "-S", supervisor.__file__, str(tmp_path / "exit-0"), str(tmp_path))
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
-    subprocess.run((*keeper, *inside, "true"), env=env, check=True)
+    subprocess.run((*command, *inside, "true"), env=env, check=True)
     name = json.loads(inside[-1])["name"]
     assert (tmp_path / "asked").read_text().splitlines()[1:] == [f"rm --force --ignore --time=0 {name}"]
     assert not psutil.pid_exists(int((tmp_path / "left").read_text()))
     (tmp_path / "unit-0.container").write_text(json.dumps({"name": "x", "argv": ["touch", "forged"]}))
-    subprocess.run((*keeper, "true"), env=env, check=True)
+    subprocess.run((*command, "true"), env=env, check=True)
     assert not (tmp_path / "forged").exists()
 
 
@@ -182,12 +182,12 @@ def test_pyxis_is_asked_to_end_by_the_signal_to_its_command(tmp_path: Path) -> N
     env = {"PATH": f"{tmp_path}:/bin", "PLIANT_SLURM_STEP": "12:node3", "CUDA_VISIBLE_DEVICES": "1"}
     with subprocess.Popen(
         (*words, "bash", "-c", SAVES), env=env, stdout=subprocess.PIPE, text=True
-    ) as keeper:
-        assert keeper.stdout is not None
-        assert keeper.stdout.readline() == "begins\n"
-        keeper.terminate()
-        assert keeper.communicate()[0] == "saved 1\n"
-    assert keeper.returncode == 9
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == "begins\n"
+        supervisor.terminate()
+        assert supervisor.communicate()[0] == "saved 1\n"
+    assert supervisor.returncode == 9
     assert not (tmp_path / "unit-0.container").exists()
 
 
@@ -241,8 +241,8 @@ def test_an_elastic_job_and_a_program_in_podman(run: ContainedRun, monkeypatch: 
     assert not (run.state / "jobs/long/attempts/2").exists()
     run.pliant("requeue", "long")
     run.until(lambda: resumed(run))
-    keepers = [each for each in psutil.process_iter(["cmdline"]) if _keeps(each, run.state / "jobs/long")]
-    kill(keepers)  # their containers go on, until the loop looks again
+    supervisors = [each for each in psutil.process_iter(["cmdline"]) if _keeps(each, run.state / "jobs/long")]
+    kill(supervisors)  # their containers go on, until the loop looks again
     run.until(lambda: len(resumed(run)) == 2)
     assert min(resumed(run)) > 0
     (run.folder / "enough").touch()
@@ -258,7 +258,7 @@ def resumed(run: ContainedRun) -> list[float]:
 
 def _keeps(process: psutil.Process, job: Path) -> bool:
     words = process.info["cmdline"] or []
-    return any(word.endswith("keep.py") for word in words) and any(str(job) in word for word in words)
+    return any(word.endswith("supervisor.py") for word in words) and any(str(job) in word for word in words)
 
 
 @pytest.mark.services

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pliant.tools.run.backends import keep, write_output
+from pliant.tools.run.backends import supervisor, write_output
 from pliant.tools.run.backends.write_output import Copies
 
 
@@ -85,11 +85,11 @@ def test_a_file_that_cannot_be_written_is_said_once_and_written_later(
     assert capfd.readouterr().err.splitlines()[-1] == f"pliant: {left:,} bytes not copied to {tmp_path}/pipe"
 
 
-def test_output_that_the_keeper_has_thrown_away_is_counted(tmp_path: Path) -> None:
+def test_output_that_the_supervisor_has_thrown_away_is_counted(tmp_path: Path) -> None:
     unit = Unit(tmp_path)
     lines = b"".join(b"%07d\n" % number for number in range(1 << 18))
     (unit.worker / "stdout.log").write_bytes(lines)
-    keep.trim(str(unit.worker / "stdout.log"), 1 << 20)
+    supervisor.trim(str(unit.worker / "stdout.log"), 1 << 20)
     note, _, rest = unit.prints("").partition("\n")
     gone = len(lines) - len(rest)
     assert note == f"==> {gone} bytes printed before this are not kept (--log-bytes)"

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
-from pliant.tools.run.statedir.contract.presence import life
+from pliant.tools.run.statedir.contract.liveness import life
 from tests.effort import THOROUGH
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.gang import ENDLESS, TORCHRUN, Gang, assert_same_weights, final, plain, seen

@@ -11,8 +11,8 @@ import pytest
 from pliant.schemas.container import Container
 from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.start import ONE_WORKER, RUN_TORCHRUN, child_environment
-from pliant.tools.run.backends.keep import SECRETS, container_of
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
+from pliant.tools.run.backends.supervisor import SECRETS, container_of
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import (
     copies,
@@ -106,7 +106,7 @@ def test_what_is_started_for_a_job(started: Sequence[Unit], golden_text: Callabl
     golden_text(in_words(started))
 
 
-def test_output_is_kept_as_the_keeper_likes() -> None:
+def test_output_is_kept_as_the_supervisor_likes() -> None:
     for spec in (rigid(1), elastic()):
         (limited,) = units(target(spec, "n0/0"), FOLDER, ATTEMPT, GPU, log_bytes=5)
         assert limited.env["PLIANT_LOG_BYTES"] == "5"

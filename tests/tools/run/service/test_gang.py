@@ -18,7 +18,7 @@ from pliant.tools.run.service import members as members_module
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan
 from pliant.tools.run.service.gang import Gang, Notice
-from pliant.tools.run.service.members import GangMembers, Setback, Timeouts
+from pliant.tools.run.service.members import GangMembers, Timeouts, WorkerFailure
 from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import (
@@ -114,7 +114,7 @@ class Scene:
     def members(self) -> list[int]:
         return list(self.gang.plan.workers)
 
-    def publish(self, plan: Plan, setback: Setback | None = None) -> None:
+    def publish(self, plan: Plan, setback: WorkerFailure | None = None) -> None:
         """As the executor does."""
         write_plan(self.job, plan)
         self.gang.take_up(plan, setback)
@@ -360,7 +360,7 @@ def test_a_newcomer_that_fails_leaves_the_others_as_they_were(training: Scene, l
     assert training.watch(1.0) == ["kill [2]"]
     assert (training.gang.plan.generation, training.members, training.gang.stopping) == (3, [0, 1], False)
     reason = "the new workers on n1/1 ended before they trained" + (message and f": {message}")
-    assert training.gang.setback() == Setback((Slot("n1", 1),), reason)
+    assert training.gang.setback() == WorkerFailure((Slot("n1", 1),), reason)
     assert training.gang.setback() is None, "it is reported once"
     assert training.gang.serves(before)
     assert training.gang.plan.cut == training.gang.target.allocation.cut == (8, 1, 1.0)
@@ -385,7 +385,7 @@ def test_a_slot_that_loses_worker_after_worker_is_given_up(training: Scene, live
         lives.of[number] = "gone"
         training.watch(number + 0.5, number + 0.6)
     assert (training.members, training.gang.stopping) == ([0], False)
-    assert training.gang.setback() == Setback((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
+    assert training.gang.setback() == WorkerFailure((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
 
 
 def test_a_new_worker_is_waited_for_while_it_is_wanted(training: Scene, lives: Lives) -> None:

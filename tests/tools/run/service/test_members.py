@@ -18,16 +18,16 @@ from pliant.tools.run.service.members import (
     Ending,
     GangMembers,
     Lifetimes,
-    Setback,
     Timeouts,
+    WorkerFailure,
     broken,
     describe,
     judge,
 )
-from pliant.tools.run.statedir.contract import presence as heartbeat
+from pliant.tools.run.statedir.contract import liveness as heartbeat
 from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.liveness import FileClock
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Member, Plan, WorkerOutcome
-from pliant.tools.run.statedir.contract.presence import FileClock
 from tests.builders import job
 
 TIMES = Timeouts(silent_s=30.0, dead_s=10.0)
@@ -35,7 +35,7 @@ SECONDS = 40
 
 
 class Scene:
-    """Two workers, their keepers, and a launcher that looks once a second."""
+    """Two workers, their supervisors, and a launcher that looks once a second."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.files, self.now_s = AttemptDir(folder), 0.0
@@ -47,7 +47,7 @@ class Scene:
         self.beat(*self.files_of(0), *self.files_of(1))
 
     def files_of(self, worker: int) -> tuple[Path, Path]:
-        return self.files.presence(worker), self.files.keeper(worker)
+        return self.files.presence(worker), self.files.supervisor(worker)
 
     def beat(self, *paths: Path) -> None:
         for path in paths:
@@ -73,13 +73,13 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("keeper", ["beats", "is missing", "stands still"])
-def test_a_silent_worker_is_missed_and_sooner_with_its_keeper(scene: Scene, keeper: str) -> None:
+@pytest.mark.parametrize("supervisor", ["beats", "is missing", "stands still"])
+def test_a_silent_worker_is_missed_sooner_with_its_supervisor(scene: Scene, supervisor: str) -> None:
     """A dead host is missed soon; a worker alone that stands still has more time."""
-    if keeper == "is missing":
-        scene.files.keeper(1).unlink()
-    still = scene.files_of(1)[:1] if keeper == "beats" else scene.files_of(1)
-    assert scene.lost_after(*still) == pytest.approx(10.0 if keeper == "stands still" else 30.0, abs=1.0)
+    if supervisor == "is missing":
+        scene.files.supervisor(1).unlink()
+    still = scene.files_of(1)[:1] if supervisor == "beats" else scene.files_of(1)
+    assert scene.lost_after(*still) == pytest.approx(10.0 if supervisor == "stands still" else 30.0, abs=1.0)
 
 
 def test_a_new_launcher_is_in_doubt_for_some_seconds(scene: Scene) -> None:
@@ -92,11 +92,11 @@ def test_a_new_launcher_is_in_doubt_for_some_seconds(scene: Scene) -> None:
         silent = scene.members.listen(scene.now_s, TIMES)
         looks += 1
         assert looks < 10
-    assert silent == {1}, "by its own file, and then by that of its keeper"
+    assert silent == {1}, "by its own file, and then by that of its supervisor"
 
 
 def test_files_are_looked_at_no_more_than_needed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither keepers of workers that beat, nor workers more often than they beat."""
+    """Neither supervisors of workers that beat, nor workers more often than they beat."""
     seen: list[str] = []
     look = heartbeat.last_beat
     monkeypatch.setattr(heartbeat, "last_beat", lambda path: seen.append(Path(path).name) or look(path))
@@ -106,7 +106,7 @@ def test_files_are_looked_at_no_more_than_needed(scene: Scene, monkeypatch: pyte
     scene.members.listen(101.0, TIMES)
     assert len(seen) == 4
     scene.now_s = 101.0
-    assert scene.lost_after(scene.files.keeper(1)) is None, "a keeper alone may stand still"
+    assert scene.lost_after(scene.files.supervisor(1)) is None, "a supervisor alone may stand still"
     assert set(seen) == {"worker-0.alive", "worker-1.alive"}
 
 
@@ -139,7 +139,9 @@ def test_a_worker_that_ran_long_enough_proves_its_slot(scene: Scene) -> None:
 HERE, THERE = Slot("n0", 0), Slot("n0", 1)
 
 
-def lost(losses: Lifetimes, worker: int, slot: Slot, now_s: float, trained: bool = True) -> Setback | None:
+def lost(
+    losses: Lifetimes, worker: int, slot: Slot, now_s: float, trained: bool = True
+) -> WorkerFailure | None:
     return losses.mark_lost({worker: slot}, {worker} if trained else set(), lambda worker: "no memory", now_s)
 
 
@@ -149,7 +151,7 @@ def test_workers_that_die_young_in_a_row_give_their_slot_away() -> None:
         losses.train({worker: HERE}, 100.0 * worker)
         setbacks.append(lost(losses, worker, HERE, 100.0 * worker + YOUNG_S / 2))
     assert setbacks[:-1] == [None] * (TOO_MANY - 1)
-    assert setbacks[-1] == Setback((HERE,), f"lost {TOO_MANY} workers in a row on n0/0")
+    assert setbacks[-1] == WorkerFailure((HERE,), f"lost {TOO_MANY} workers in a row on n0/0")
 
 
 def test_losses_in_a_row_count_by_slot_until_one_grows_old() -> None:
@@ -165,23 +167,23 @@ def test_losses_in_a_row_count_by_slot_until_one_grows_old() -> None:
 def test_a_slot_whose_worker_never_trained_is_given_away_at_once() -> None:
     """Together with one that lost many."""
     early = "the new workers on n0/1 ended before they trained: no memory"
-    assert lost(Lifetimes(), 3, THERE, 1.0, trained=False) == Setback((THERE,), early)
+    assert lost(Lifetimes(), 3, THERE, 1.0, trained=False) == WorkerFailure((THERE,), early)
     losses = Lifetimes()
     for worker in range(TOO_MANY - 1):
         lost(losses, worker, HERE, 1.0)
     found = losses.mark_lost({8: HERE, 9: THERE}, {8}, lambda worker: f"of {worker}", 1.0)
     reason = "the new workers on n0/1 ended before they trained: of 9"
-    assert found == Setback((THERE, HERE), f"{reason}; lost {TOO_MANY} workers in a row on n0/0")
+    assert found == WorkerFailure((THERE, HERE), f"{reason}; lost {TOO_MANY} workers in a row on n0/0")
 
 
 def test_a_setback_takes_slots_and_all_of_a_job_that_shares() -> None:
     target = Assignment.of(job("a", gpus=1, high=3), (THERE, Slot("n1", 0), HERE), (8, 1, 1.0))
     cut = (4, 2, 0.5)
-    assert Setback((Slot("n2", 0),), "").without(target, cut, shared=True) is target
-    kept = Setback((HERE, Slot("n2", 0)), "").without(target, cut, shared=False)
+    assert WorkerFailure((Slot("n2", 0),), "").without(target, cut, shared=True) is target
+    kept = WorkerFailure((HERE, Slot("n2", 0)), "").without(target, cut, shared=False)
     assert (kept.slots, kept.allocation.placement) == ((THERE, Slot("n1", 0)), (("n0", 1), ("n1", 1)))
     assert (kept.allocation.cut, kept.job) == (cut, target.job)
-    assert Setback((HERE,), "").without(target, cut, shared=True).slots == ()
+    assert WorkerFailure((HERE,), "").without(target, cut, shared=True).slots == ()
     assert Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0).to_end() == 95.0
 
 
@@ -194,7 +196,7 @@ def test_a_newcomer_that_says_why_it_died_gives_its_slot_away() -> None:
     losses.train({0: HERE, 1: THERE}, 100.0)
     assert losses.newcomers({0, 1}, 101.0) == {1}
     found = losses.mark_lost({1: THERE}, {0, 1}, lambda worker: "no memory", 101.0)
-    assert found == Setback((THERE,), "the new workers on n0/1 ended in their first steps: no memory")
+    assert found == WorkerFailure((THERE,), "the new workers on n0/1 ended in their first steps: no memory")
     assert losses.newcomers({0, 1}, 100.0 + YOUNG_S) == frozenset()
 
 

@@ -10,15 +10,15 @@ from pliant.schemas.event import Event, EventName
 from pliant.schemas.job import Job
 from pliant.tools.run import progress as helper
 from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
-from pliant.tools.run.service.members import Setback
+from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.reports import (
     Displaced,
-    Hindered,
     Idled,
     Lost,
     MovedOff,
     Progressed,
-    Said,
+    StartFailed,
+    WorkerEvents,
     change_event,
     progress_event,
     report_events,
@@ -44,7 +44,7 @@ def running(spec: Job | None = None, *, measured: bool = True) -> RunLog:
 
 def log_of(log: RunLog, name: EventName, *, settled: bool = True, **detail: Any) -> list[Event]:
     event = Event(15.0, name, "a", gpus=2, samples_done=16.0, overhead_seconds=3.0, detail=detail)
-    return report_events(Said("a", 1, (event,), settled), log, 20.0, 3)
+    return report_events(WorkerEvents("a", 1, (event,), settled), log, 20.0, 3)
 
 
 @pytest.mark.parametrize("name", ["progress", "epoch", "checkpoint"])
@@ -105,7 +105,7 @@ def left(gpus: int) -> Any:
     return allocation_of("a", (("n0", gpus),) if gpus else (), (8, 2, 1.5))
 
 
-SLOT = Setback((Slot("n0", 1),), "no memory")
+SLOT = WorkerFailure((Slot("n0", 1),), "no memory")
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ SLOT = Setback((Slot("n0", 1),), "no memory")
         (Displaced("a", "gone", left(1)), "shrink", 1),
         (Displaced("a", "gone", left(0)), "requeue", 0),
         (Idled("a", "idle", left(1), 60.0), "shrink", 1),
-        (Hindered("a", 1, SLOT, left(1)), "shrink", 1),
-        (Hindered("a", 1, SLOT, left(0)), "requeue", 0),
+        (StartFailed("a", 1, SLOT, left(1)), "shrink", 1),
+        (StartFailed("a", 1, SLOT, left(0)), "requeue", 0),
         (MovedOff("a", "n0/1", "slow", left(2)), "move", 2),
         (Lost("a", 1, (Slot("n0", 1),), "fell"), "progress", 2),
     ],
@@ -138,7 +138,7 @@ def test_what_a_job_cannot_train_on_or_never_held_is_not_logged() -> None:
         Displaced("a", "gone", left(1)), running(job("a", low=2, high=4, gpus=2)), 20.0, 3
     )
     assert (waits.event, waits.gpus, waits.placement) == ("requeue", 0, ())
-    (down,) = report_events(Hindered("a", 1, SLOT, left(2)), running(), 20.0, 3)
+    (down,) = report_events(StartFailed("a", 1, SLOT, left(2)), running(), 20.0, 3)
     assert (down.event, down.job) == ("slot_down", "a"), "the policy had taken the slot from it meanwhile"
     log = running()
     log.add(Event(19.0, "cancel", "a", gpus=0, placement=()))

@@ -23,10 +23,10 @@ from pliant.schemas.job import Job
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, UnitStatus
 from pliant.tools.run.service import launching as runnable
 from pliant.tools.run.service import loop as turns
-from pliant.tools.run.service.executor import STARTING_S, UNSEEN_S, Condemned
+from pliant.tools.run.service.executor import STARTING_S, UNSEEN_S, KillList
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.reports import AttemptEnded, Said, in_turns
+from pliant.tools.run.service.reports import AttemptEnded, WorkerEvents, in_turns
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.state import State, read_log
@@ -440,7 +440,11 @@ def test_what_many_workers_say_goes_into_the_log_at_once(world: World, monkeypat
 
 
 def test_what_one_job_says_stays_in_order() -> None:
-    said = [Said("a", 1, (), settled=True), Said("b", 1, (), settled=True), Said("a", 2, (), settled=True)]
+    said = [
+        WorkerEvents("a", 1, (), settled=True),
+        WorkerEvents("b", 1, (), settled=True),
+        WorkerEvents("a", 2, (), settled=True),
+    ]
     assert list(in_turns(said)) == [said[:2], said[2:]]
     assert list(in_turns([])) == []
 
@@ -612,7 +616,7 @@ def test_an_attempt_has_ended_once_nothing_of_it_runs(tmp_path: Path) -> None:
     """Its processes train on: a second attempt would write into the same folder."""
     backend: Any = Backend()
     gangs: Any = {"a": SimpleNamespace(handle=Handle("a", 1, tmp_path / "1"))}
-    ending = Condemned(backend, lambda _job: Handle("a", 3, tmp_path / "3"))
+    ending = KillList(backend, lambda _job: Handle("a", 3, tmp_path / "3"))
     ending.add("a", "its folder cannot be written")
     assert list(ending.finish_off(gangs)) == [], "its record cannot be read"
     backend.readable = True

@@ -49,7 +49,7 @@ def in_sight(folder: Path) -> list[str]:
     needed = {
         Path(sys.base_prefix).resolve(): (Path(os.__file__), Path(sys.executable)),
         Path(sys.prefix).resolve(): (Path(pydantic.__file__),),
-        ROOT.resolve(): (ROOT / "tools" / "run" / "backends" / "keep.py",),
+        ROOT.resolve(): (ROOT / "tools" / "run" / "backends" / "supervisor.py",),
     }
     enter: dict[Path, list[Path]] = {}
     read: dict[Path, list[Path]] = {}

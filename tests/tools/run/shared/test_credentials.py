@@ -12,10 +12,10 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends import local
-from pliant.tools.run.backends.keep import ENV_GROUP
 from pliant.tools.run.backends.protocol import NO_GROUP, Credentials, ProcessLimits, Unit, UnitStatus
 from pliant.tools.run.backends.slurm import step
 from pliant.tools.run.backends.slurm.units import own_folder, prepare
+from pliant.tools.run.backends.supervisor import ENV_GROUP
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import make_log_folder
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
@@ -45,12 +45,12 @@ def test_an_account_has_its_groups_and_an_environment_of_its_own(shared_folder: 
         if account.name == found.pw_name:
             assert set(account.groups) == set(os.getgrouplist(found.pw_name, found.pw_gid))
             assert account.environment()["HOME"] == found.pw_dir
-    # The environment of a job does not reach its keeper.
+    # The environment of a job does not reach its supervisor.
     attempt = Attempt(shared_folder)
     attempt.start("sleep 600", env={"LD_PRELOAD": "/evil.so", "PYTHONPATH": "/evil", "PATH": "/bin"})
-    keeper = attempt.keeper()
-    assert keeper.environ().keys() <= {"PATH", ENV_GROUP, *local.OF_KEEPER}
-    assert keeper.environ()["PATH"] != "/bin"
+    supervisor = attempt.supervisor()
+    assert supervisor.environ().keys() <= {"PATH", ENV_GROUP, *local.SUPERVISOR_ENV}
+    assert supervisor.environ()["PATH"] != "/bin"
     attempt.kill()
 
 
@@ -63,7 +63,7 @@ def test_a_folder_that_the_user_cannot_enter_is_refused(shared_folder: Path) -> 
     assert "Permission denied" in attempt.said()
 
 
-def test_a_job_cannot_end_its_keeper_nor_outlive_it(shared_folder: Path) -> None:
+def test_a_job_cannot_end_its_supervisor_nor_outlive_it(shared_folder: Path) -> None:
     """A daemon without a trace in its environment is found all the same."""
     attempt = Attempt(shared_folder)
     attempt.start("kill -9 $PPID && echo KILLED; env -i setsid -f sleep 600; echo up; sleep 600")
@@ -123,13 +123,13 @@ def test_a_unit_of_an_account_has_its_part_and_hides_nothing_from_its_end(shared
 def test_the_next_launcher_ends_what_a_dead_one_has_started(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("exec sleep 600")
-    keeper = attempt.keeper()
+    supervisor = attempt.supervisor()
     successor = local.LocalBackend(attempt.backend._cluster, attempt.dirs.jobs)
     assert successor.adopt() == [attempt.handle]
     assert successor.poll([attempt.handle])[attempt.handle] == (UnitStatus("running"),)
     until(lambda: [process.name() for process in of_user(ANN)] == ["sleep"])
     successor.stop(attempt.handle, "kill")
-    until(lambda: keeper.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: supervisor.status() == psutil.STATUS_ZOMBIE)
     assert attempt.end() == (UnitStatus("exited", -signal.SIGKILL),)
 
 
@@ -159,7 +159,7 @@ class Step:
 
     @property
     def said(self) -> str:
-        """What the unit printed; its keeper adds a line where the account cannot read this installation."""
+        """Output of the unit without the line of a supervisor that cannot read this installation."""
         lines = self.files.launcher_log(0).read_text().splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith("pliant: what is used is not measured"))
 

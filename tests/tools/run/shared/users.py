@@ -75,7 +75,7 @@ class Attempt:
     def said(self, unit: int = 0) -> str:
         return self.handle.files.launcher_log(unit).read_text()
 
-    def keeper(self) -> psutil.Process:
+    def supervisor(self) -> psutil.Process:
         record = protocol.read_record(self.handle)
         assert record is not None
         return psutil.Process(record.units[0].pid)

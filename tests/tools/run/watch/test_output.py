@@ -9,7 +9,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.report.job_cost import job_cost
-from pliant.tools.run.backends import keep
+from pliant.tools.run.backends import supervisor
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import run_event, submit_event
@@ -52,7 +52,7 @@ def test_output_is_read_once_and_what_was_taken_away_counted(path: Path) -> None
     path.write_bytes(whole[:1000])
     assert list(output.rest()) == [whole[:1000]]
     path.write_bytes(whole)
-    keep.trim(str(path), MOST)
+    supervisor.trim(str(path), MOST)
     gone, *rest = output.rest()
     assert isinstance(gone, int)
     assert whole_of(rest) == whole[1000 + gone :]
@@ -63,7 +63,7 @@ def test_output_is_read_once_and_what_was_taken_away_counted(path: Path) -> None
 def test_what_is_taken_away_is_no_row_of_zeros(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, read = b"x" * (4 * MOST), os.pread
     path.write_bytes(whole)
-    monkeypatch.setattr(os, "pread", lambda *place: (keep.trim(str(path), MOST), read(*place))[1])
+    monkeypatch.setattr(os, "pread", lambda *place: (supervisor.trim(str(path), MOST), read(*place))[1])
     gone, *rest = OutputFile(path).rest()
     assert isinstance(gone, int)
     assert whole_of(rest) == whole[gone:]

@@ -1,11 +1,11 @@
 """The Slurm backend: a lease job on each node, and in it a step for each unit.
 
-Where several accounts share a run, leases and steps are root's, and each step's keeper starts its unit as the
-unit's account (see ``step.py``). No file of theirs is read here.
+Where several accounts share a run, leases and steps are root's, and each step's supervisor starts its unit as
+the unit's account (see ``step.py``). No file of theirs is read here.
 
 What runs is known from the files of an attempt, whether or not Slurm answers. Slurm is asked for the state of
-nodes and leases, and for what a silent keeper cannot say. A lease is a job of one node, because a failed node
-shrinks a job of several nodes permanently; it is found again by its name.
+nodes and leases, and for what a silent supervisor cannot say. A lease is a job of one node, because a failed
+node shrinks a job of several nodes permanently; it is found again by its name.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from pliant.tools.run.backends.slurm.units import (
 )
 from pliant.tools.run.statedir.contract.as_user import files_of, with_own_files
 from pliant.tools.run.statedir.contract.folders import FolderCache, make_log_folder, refuse_public
-from pliant.tools.run.statedir.contract.presence import Heartbeats
+from pliant.tools.run.statedir.contract.liveness import Heartbeats
 from pliant.tools.run.statedir.directory import StateDir
 
 BEAT_S: Final = 1.0
-"""Between two looks at whether keepers live."""
+"""Between two looks at whether supervisors live."""
 DEAD_NODE_S: Final = 60.0
-"""How long a node gets no work after a start failed there or its keepers fell silent."""
+"""How long a node gets no work after a start failed there or its supervisors fell silent."""
 LEASE_AGAIN_S: Final = 3.0
 """Between two submissions of a lease that ends at once; doubled each time, up to the next."""
 LONGEST_S: Final = 300.0
@@ -104,7 +104,7 @@ class SlurmBackend:
         # Whether leases are needed.
         self._is_used = False
         self._looked_at: ControllerView | None = None
-        # When the keepers of a node were found silent.
+        # When the supervisors of a node were found silent.
         self._dead_s: dict[str, float] = {}
         # Leases whose end was announced, by node, and when.
         self._announced: dict[str, tuple[str | None, float]] = {}
@@ -208,7 +208,7 @@ class SlurmBackend:
 
     @with_own_files
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        """Write an order for each keeper. What does not heed a kill is ended through Slurm."""
+        """Write an order for each supervisor. What does not heed a kill is ended through Slurm."""
         self._look()
         for unit in self._attempt(handle).units:
             if (only is None or unit.number in only) and unit.ended() is None and unit.give_order(level):
@@ -250,7 +250,7 @@ class SlurmBackend:
         if ended is not None:
             return ended
         seen = self._seen(unit)
-        if attempt.folder.get(f"keeper {unit.number}", unit.is_taken_over):
+        if attempt.folder.get(f"supervisor {unit.number}", unit.is_taken_over):
             status = unit.kept(attempt.beats, seen, now_s)
             if status.state == "lost" and seen.step is not None:
                 self._dead_s[unit.node] = now_s

@@ -143,7 +143,7 @@ def step_name(job: str, attempt: int, unit: int) -> str:
 
 
 def step_gres(options: SlurmOptions, lease_gpus: int, own_gpus: int) -> str:
-    """The GPUs that a step asks for: its own number, or all of its lease, of which its keeper picks some."""
+    """GPUs that a step requests: its own number, or all of its lease, of which the supervisor picks."""
     count = own_gpus if options.gpu_choice == "slurm" else lease_gpus
     return f"{options.gres}:{count}" if lease_gpus else ""
 

@@ -6,8 +6,8 @@ attempt, so no id has to be remembered.
 
 Where several accounts share a run, root submits the jobs for them (``--uid``): to Slurm they are the
 account's own, whose limits and shares count, and on the nodes nothing of them is ever root's. So their
-keepers talk to the launcher in the account's folder, which is read with its rights. An account that says its
-job has ended while it runs on has it cancelled.
+supervisors talk to the launcher in the account's folder, which is read with its rights. An account that says
+its job has ended while it runs on has it cancelled.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from pliant.tools.run.backends.slurm.units import CODES, SlurmUnit, UnitReport, 
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import files_of, owner_of, with_own_files
 from pliant.tools.run.statedir.contract.folders import PRIVATE, FolderCache, make_log_folder, read_file
-from pliant.tools.run.statedir.contract.presence import Heartbeats
+from pliant.tools.run.statedir.contract.liveness import Heartbeats
 from pliant.tools.run.statedir.directory import StateDir
 
 Stage = Literal["queued", "running", "gone"]
@@ -74,7 +74,7 @@ _ENDS: Final = {
     "TIMEOUT": "its time was up",
 }
 BEAT_S: Final = 1.0
-"""Between two looks at whether keepers live."""
+"""Between two looks at whether supervisors live."""
 SHOWS_S: Final = 10.0
 """Until a file written on another host is seen here, and a submitted job is listed."""
 UNKNOWN_S: Final = 60.0
@@ -156,7 +156,7 @@ class SlurmJobsBackend:
 
     @with_own_files
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        """Write an order for each keeper. Cancel what has not begun or does not heed a kill."""
+        """Write an order for each supervisor. Cancel what has not begun or does not heed a kill."""
         attempt, is_late = self._attempt(handle), False
         with files_of(handle.files):
             for unit in attempt.units:
@@ -339,7 +339,7 @@ class Attempt:
         ended = self.folder.get(f"exit {unit.number}", unit.ended)
         if ended is not None:
             return ended
-        if self.folder.get(f"keeper {unit.number}", unit.is_taken_over):
+        if self.folder.get(f"supervisor {unit.number}", unit.is_taken_over):
             status = unit.kept(self.beats, self._seen(unit, listed, stage), now_s)
             noticed = status.state == "running" and self.folder.get(f"notice {unit.number}", unit.is_noticed)
             return replace(status, noticed=True) if noticed else status

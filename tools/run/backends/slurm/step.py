@@ -1,4 +1,4 @@
-"""What a step runs on its node: it takes the unit over, gives it its GPUs, and becomes its keeper.
+"""What a step runs on its node: it takes the unit over, gives it its GPUs, and becomes its supervisor.
 
 Run as ``python -I -S step.py ATTEMPT UNIT GPUS FOLDER COMMAND…`` with the environment of the unit; ATTEMPT is
 the attempt's folder. GPUS are numbers of slots (``0,2``), ``slurm`` if Slurm has chosen them, or ``none``.
@@ -34,8 +34,8 @@ OF_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 OF_NODE = ("SLURM_CONF", "SLURMD_NODENAME", "SLURM_JOB_ID")
 STEP = "PLIANT_SLURM_STEP"
 """Where pyxis starts a container, in a further step; see ``contain.py``."""
-OF_KEEPER = ("CUDA_VISIBLE_DEVICES", "PLIANT_LOG_BYTES")
-"""What the keeper of another account's unit needs of its environment, which may hold anything."""
+SUPERVISOR_ENV = ("CUDA_VISIBLE_DEVICES", "PLIANT_LOG_BYTES")
+"""What the supervisor of another account's unit needs of its environment, which may hold anything."""
 NOTHING = "NoDevFiles"
 """What Slurm says if a step has no GPUs."""
 SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL}
@@ -48,29 +48,29 @@ class NoGpuError(Exception):
 def main(arguments: list[str]) -> int:
     """Keep one unit. Returns the exit code of the step: 0, as the unit's own is in its file."""
     if len(arguments) == 3:
-        return keep_as(*arguments)
+        return supervise_as(*arguments)
     attempt, unit, gpus, folder, *argv = arguments
-    keeper = _beside("keep")
+    supervisor = _beside("supervisor")
     code_file = os.path.join(attempt, f"exit-{unit}")
     orders = Orders(os.path.join(attempt, f"orders-{unit}"))
     if not take_over(os.path.join(attempt, f"unit-{unit}.alive")):
         return 0
     if ordered := orders.next():  # checked after the unit was taken over: see SlurmUnit
-        return int(keeper.write_code(code_file, -ordered))
+        return int(supervisor.write_code(code_file, -ordered))
     try:
         found = environment(os.environ, gpus)
     except NoGpuError as error:
         print(f"pliant: {error}", file=sys.stderr)
-        return int(keeper.write_code(code_file, 1))
+        return int(supervisor.write_code(code_file, 1))
     os.environ.clear()
     os.environ.update(found)
-    return int(keeper.keep(code_file, folder, argv, order=orders.next))
+    return int(supervisor.supervise(code_file, folder, argv, order=orders.next))
 
 
-def keep_as(kept: str, unit: str, gpus: str) -> int:
+def supervise_as(kept: str, unit: str, gpus: str) -> int:
     """Keep one unit of another account."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what Slurm's daemon has left open is root's
-    keeper, others = _beside("keep"), _beside("keep_as")
+    supervisor, others = _beside("supervisor"), _beside("supervisor_setuid")
     code_file = os.path.join(kept, f"exit-{unit}")
     try:
         told = _told(os.path.join(kept, f"start-{unit}.json"))
@@ -82,11 +82,11 @@ def keep_as(kept: str, unit: str, gpus: str) -> int:
         return 1
     orders = Orders(os.path.join(kept, f"orders-{unit}"))
     if ordered := orders.next():
-        return int(keeper.write_code(code_file, -ordered))
+        return int(supervisor.write_code(code_file, -ordered))
     given = {name: os.environ[name] for name in (*OF_NODE, *OF_GPUS) if name in os.environ}
     asked = {name: value for name, value in told["account"]["env"].items() if name not in OF_GPUS}
-    account = others.KeptAccount(told["account"])
-    keeper.Helpers.load(account.env)
+    account = others.SetuidAccount(told["account"])
+    supervisor.Helpers.load(account.env)
     account.take_file_rights()
     _say_to(os.path.join(told["attempt"], "logs", f"launcher-{unit}.log"))
     try:
@@ -94,13 +94,13 @@ def keep_as(kept: str, unit: str, gpus: str) -> int:
     except NoGpuError as error:
         print(f"pliant: {error}", file=sys.stderr, flush=True)
         with account.as_root():
-            return int(keeper.write_code(code_file, 1))
-    own = {"PATH": os.defpath} | {name: account.env[name] for name in OF_KEEPER if name in account.env}
+            return int(supervisor.write_code(code_file, 1))
+    own = {"PATH": os.defpath} | {name: account.env[name] for name in SUPERVISOR_ENV if name in account.env}
     os.environ.clear()
     os.environ.update(own)
     shown = os.path.join(told["attempt"], f"exit-{unit}")
     about = {"order": orders.next, "account": account, "shown": shown}
-    return int(keeper.keep(code_file, told["cwd"], told["argv"], **about))
+    return int(supervisor.supervise(code_file, told["cwd"], told["argv"], **about))
 
 
 def _told(path: str) -> Any:
@@ -197,7 +197,9 @@ def environment(base: Mapping[str, str], gpus: str) -> dict[str, str]:
 
 
 def _beside(name: str) -> ModuleType:
-    """A module of the folder above, ``keep.py`` or ``keep_as.py``: this process has no packages."""
+    """A module of the folder above, ``supervisor.py`` or ``supervisor_setuid.py``: this process has no
+    packages.
+    """
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         return importlib.import_module(name)

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         gpus = gpus_of(os.environ, wanted=len(names(unit["env"].get(VISIBLE, ""))))
     except TooFewGpusError as error:
         print(f"pliant: {error}", file=sys.stderr)
-        return int(_by_place("keep").write_code(os.path.join(attempt, f"exit-{number}"), 1))
+        return int(_by_place("supervisor").write_code(os.path.join(attempt, f"exit-{number}"), 1))
     os.environ.update(unit["env"])
     os.environ.update({VISIBLE: ",".join(gpus), **({ENV_ADDRESS: own} if own else {})})
     words = [attempt, str(number), "slurm" if gpus else "none", unit["cwd"]]

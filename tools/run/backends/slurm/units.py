@@ -1,7 +1,7 @@
-"""One unit on a node of a Slurm: wanted, started by srun, taken over by its keeper, ended.
+"""One unit on a node of a Slurm: wanted, started by srun, taken over by its supervisor, ended.
 
 All that counts is in its files, so any later launcher can take it up. It is started again as often as needed
-until a keeper has taken it over, and never after.
+until a supervisor has taken it over, and never after.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from pliant.schemas.errors import PliantError
 from pliant.tools.profile.torchrun.start import node_environment
-from pliant.tools.run.backends.machine import spawn
+from pliant.tools.run.backends.host import spawn
 from pliant.tools.run.backends.protocol import (
     UNKNOWN_UNIT,
     Handle,
@@ -43,18 +43,18 @@ from pliant.tools.run.statedir.contract.folders import (
     open_log,
     read_file,
 )
-from pliant.tools.run.statedir.contract.presence import Heartbeats
+from pliant.tools.run.statedir.contract.liveness import Heartbeats
 
-KEEPER: Final = str(Path(__file__).with_name("step.py"))
+SUPERVISOR: Final = str(Path(__file__).with_name("step.py"))
 START_S: Final = 60.0
-"""From the start of srun until a keeper has taken over the unit."""
+"""From the start of srun until a supervisor has taken over the unit."""
 SHOWS_S: Final = 10.0
 """Until a file written on another host is seen here."""
 TRIES: Final = 5
 AGAIN_S: Final = 2.0
 """Between two tries to start a unit."""
 DEAD_S: Final = 12.0
-"""A keeper that has been silent for this long is lost, and so is its node."""
+"""A supervisor that has been silent for this long is lost, and so is its node."""
 GONE_S: Final = 5.0
 """The same if Slurm says that the step has ended."""
 _OF_NODES: Final = ("connection failure", "Node failure", "Socket timed out", "Zero Bytes were transmitted")
@@ -89,14 +89,14 @@ class StepPlace:
 
 
 def own_folder(handle: Handle) -> AttemptDir:
-    """Where launcher and keepers of the same account talk: no job's user can write there."""
+    """Where launcher and supervisors of the same account talk: no job's user can write there."""
     return AttemptDir(handle.kept or handle.folder)
 
 
 class SlurmUnit:
     """One unit of an attempt, and what is known of it.
 
-    :param talk: the folder of what its keeper and the launcher tell each other.
+    :param talk: the folder of what its supervisor and the launcher tell each other.
     """
 
     def __init__(self, handle: Handle, number: int, started: StartedUnit, talk: AttemptDir) -> None:
@@ -120,7 +120,7 @@ class SlurmUnit:
 
     @property
     def beat_file(self) -> str:
-        return str(self._talk.keeper(self.number))
+        return str(self._talk.supervisor(self.number))
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ class SlurmUnit:
         *,
         asking: bool = False,
     ) -> UnitStatus:
-        """The status of a unit that seems to have no keeper, after the next step to its start.
+        """The status of a unit that seems to have no supervisor, after the next step to its start.
 
         :param place: None if it cannot be started now.
         :param asking: a lease has just been asked for.
@@ -195,7 +195,7 @@ class SlurmUnit:
         return _STARTING
 
     def _unwanted(self) -> UnitStatus:
-        """Its status after an order to end, which any keeper that takes it over now will find."""
+        """Its status after an order to end, which any supervisor that takes it over now will find."""
         if self.is_taken_over():
             return _RUNNING
         return UnitStatus("exited", CODES[self.order]) if self.order else UnitStatus("lost")
@@ -203,16 +203,24 @@ class SlurmUnit:
     def argv(self, place: StepPlace) -> tuple[str, ...]:
         log = None if self._files.kept is not None else self._files.launcher_log(self.number)
         step = command_lines.StepRequest(place.lease_id, self.name, log, place.gres, place.cpus)
-        keeper = [sys.executable, "-I", "-S", KEEPER, str(self._talk.path), str(self.number), place.gpus]
+        supervisor = [
+            sys.executable,
+            "-I",
+            "-S",
+            SUPERVISOR,
+            str(self._talk.path),
+            str(self.number),
+            place.gpus,
+        ]
         if self._files.kept is None:
-            keeper += [self._started.cwd, *self._started.argv]
-        return command_lines.srun_step(step, keeper)
+            supervisor += [self._started.cwd, *self._started.argv]
+        return command_lines.srun_step(step, supervisor)
 
     def _start(self, place: StepPlace, env: Mapping[str, str], now_s: float) -> None:
         if self._files.kept is None:
             own = {**node_environment(env, self._started.env), **of_slurm(env, CONF)}
             own.pop("CUDA_VISIBLE_DEVICES", None)
-        else:  # its keeper is root and gives the unit its environment
+        else:  # its supervisor is root and gives the unit its environment
             own = of_slurm(env, "PATH", CONF)
         with open_log(self._srun_log) as log:
             self.srun = spawn(self.argv(place), own, log)
@@ -315,7 +323,7 @@ def units_of(handle: Handle, backend: str, talk: AttemptDir) -> list[SlurmUnit]:
 
 
 def prepare(talk: AttemptDir, files: AttemptDir, units: Sequence[Unit], first: int = 0) -> None:
-    """Write what keepers find: files of orders, which they can then always open, and what starts as whom.
+    """Write what supervisors find: files of orders, which they can then always open, and what starts as whom.
 
     :param talk: the folder of both.
     :param first: number of the first unit.

@@ -26,8 +26,8 @@ from pliant.tools.run.statedir.contract.folders import (
     look_again,
     read_record,
 )
+from pliant.tools.run.statedir.contract.liveness import life
 from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, Plan
-from pliant.tools.run.statedir.contract.presence import life
 
 _POLL_S: Final = 0.01
 _LOOK_S: Final = 0.25

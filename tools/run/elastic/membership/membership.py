@@ -63,8 +63,8 @@ from pliant.tools.run.elastic.state.training import (
     check_training,
 )
 from pliant.tools.run.elastic.state.transfer import pass_on
+from pliant.tools.run.statedir.contract.liveness import LivenessFile
 from pliant.tools.run.statedir.contract.plan import ENDED_EARLY, LOST_PEER, Plan, WorkerOutcome
-from pliant.tools.run.statedir.contract.presence import Presence
 
 _log = logging.getLogger("pliant")
 How = Literal["done", "stopped", "crashed", "left", "cut_off"]
@@ -206,7 +206,7 @@ class Membership:
         self._reporter = Reporter(context)
         self._saving = Saving(context)
         self._exit = _Exit(context, self._reporter, self._saving, stop)
-        self._presence = Presence(context.attempt.presence(context.worker))
+        self._presence = LivenessFile(context.attempt.presence(context.worker))
         self._standstill = StandstillWatch(
             context, exchange_of_main_thread, self._position, self._end_standing_still
         )

@@ -51,8 +51,8 @@ from pliant.tools.run.elastic.membership.process_group import (
 )
 from pliant.tools.run.elastic.state.training import Cursor, written
 from pliant.tools.run.statedir.contract.folders import AttemptDir, ask_server
+from pliant.tools.run.statedir.contract.liveness import SURE_S, Heartbeats, life
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
-from pliant.tools.run.statedir.contract.presence import SURE_S, Heartbeats, life
 
 CONNECT: Final = timedelta(seconds=10)
 """How long the workers may take to connect once all have come; twice as long each further time."""

@@ -31,7 +31,7 @@ from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.agreement import RateLimiter
 from pliant.tools.run.elastic.membership.process_group import ASK_S, make_known, pause
 from pliant.tools.run.statedir.contract.folders import ask_server, read_file
-from pliant.tools.run.statedir.contract.presence import life
+from pliant.tools.run.statedir.contract.liveness import life
 
 LOOK_S: Final = 2.0
 WAITS_S: Final = 10.0

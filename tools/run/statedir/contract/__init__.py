@@ -1,4 +1,4 @@
-"""The files that launcher, backend and workers share: plans, outcomes, presence, progress.
+"""The files that launcher, backend and workers share: plans, outcomes, liveness, progress.
 
 The processes of one job may be on several hosts. This is what they count on, and what they do not.
 
@@ -6,7 +6,7 @@ The processes of one job may be on several hosts. This is what they count on, an
   locks, ``flock`` and hard links work between hosts: NFS 4, Lustre with ``flock``, GPFS, CephFS.
 - A network on which the workers reach each other at the addresses of the plan. No name is looked up. The
   launcher needs the folder only: it may be on another network.
-- No process table: the folder says who lives (presence.py), and only a backend knows process ids.
+- No process table: the folder says who lives (liveness.py), and only a backend knows process ids.
 - One torchrun for each worker of an elastic job, one a node for other jobs.
 - No common clock. What one host writes for others holds durations. Times of files are compared with each
   other only, for one server has set them (heartbeat.py).

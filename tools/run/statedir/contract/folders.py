@@ -112,8 +112,8 @@ class AttemptDir(SplitFolder):
         """Whether one worker is ready, and alive: locked while it lives, touched every second."""
         return self.path / f"worker-{worker}.alive"
 
-    def keeper(self, unit: int) -> Path:
-        """Whether the keeper of one unit runs, which has less to hold it up than a worker."""
+    def supervisor(self, unit: int) -> Path:
+        """Whether the supervisor of one unit runs, which has less to hold it up than a worker."""
         return self.path / f"unit-{unit}.alive"
 
     def displaced(self, unit: int) -> Path:
@@ -125,7 +125,7 @@ class AttemptDir(SplitFolder):
         return self.path / f"unit-{unit}.notice"
 
     def use(self, unit: int) -> Path:
-        """What one unit uses of its host, as its keeper sees it; written in place."""
+        """What one unit uses of its host, as its supervisor sees it; written in place."""
         return self.path / f"unit-{unit}.use"
 
     def code(self, unit: int) -> Path:
@@ -141,11 +141,11 @@ class AttemptDir(SplitFolder):
         return self.path / f"unit-{unit}.memory"
 
     def orders(self, unit: int) -> Path:
-        """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
+        """What the supervisor of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
 
     def told(self, unit: int) -> Path:
-        """What the keeper of another account's unit is to start, and as whom."""
+        """What the supervisor of another account's unit is to start, and as whom."""
         return self.path / f"start-{unit}.json"
 
     def stack(self, worker: int) -> Path:

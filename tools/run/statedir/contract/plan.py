@@ -54,7 +54,7 @@ ENV_ADDRESS: Final = "PLIANT_ADDRESS"
 ENV_NOISE: Final = "PLIANT_NOISE"
 """Set if the batch may change: the worker then measures the noise of its gradients."""
 ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
-"""Most bytes of each of a unit's output files that its keeper leaves on disk."""
+"""Most bytes of each of a unit's output files that its supervisor leaves on disk."""
 ENV_NOTICES: Final = "PLIANT_NOTICES"
 """Set if the launcher reads of a SIGUSR1 and has the worker save or leave: it only waits for that."""
 PROTOCOL: Final = 6

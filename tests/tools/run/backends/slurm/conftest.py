@@ -114,13 +114,13 @@ class JobLauncher(BackendUser):
 
 
 def kept_attempt(dirs: StateDir, job: str, node: str) -> protocol.Handle:
-    """An attempt with one unit that a keeper has taken over."""
+    """An attempt with one unit that a supervisor has taken over."""
     handle = protocol.Handle(job, 1, dirs.job(job).attempt(1).path)
     handle.files.logs.mkdir(parents=True)
     unit = protocol.StartedUnit(node=node, argv=("true",), cwd="/", env={})
     protocol.write_record(handle, protocol.LaunchRecord(job=job, attempt=1, backend="slurm", units=(unit,)))
     handle.files.orders(0).touch()
-    handle.files.keeper(0).touch()
+    handle.files.supervisor(0).touch()
     return handle
 
 

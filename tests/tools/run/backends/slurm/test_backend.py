@@ -28,7 +28,7 @@ def test_units_run_on_their_nodes_and_leave_only_files(launcher: Launcher) -> No
     assert launcher.until(job, ended) == (UnitStatus("exited", 0), UnitStatus("exited", 7))
     for unit in (0, 1):
         assert job.files.launcher_log(unit).read_text() == "on 1\n"  # where Slurm is configured
-        assert f'"node": "n{unit}"' in job.files.keeper(unit).read_text()
+        assert f'"node": "n{unit}"' in job.files.supervisor(unit).read_text()
     launcher.backend.stop(job, "kill")
     assert not launcher.backend._attempts
 
@@ -58,9 +58,9 @@ def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(live: SlurmCluster,
 
 def test_what_ignores_an_order_is_killed_with_all_it_started(launcher: Launcher) -> None:
     script = "trap '' TERM; (exec sleep 600) & echo $! > pid; echo up > up; while :; do sleep 0.05; done"
-    job = launcher.start("a", ("n0", script), ("n1", "echo $PPID > keeper; sleep 600"))
+    job = launcher.start("a", ("n0", script), ("n1", "echo $PPID > supervisor; sleep 600"))
     launcher.until_file("up", job)
-    os.kill(int(launcher.until_file("keeper", job)), signal.SIGSTOP)
+    os.kill(int(launcher.until_file("supervisor", job)), signal.SIGSTOP)
 
     def gone() -> bool:
         launcher.backend.stop(job, "kill")

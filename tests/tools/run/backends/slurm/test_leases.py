@@ -179,7 +179,7 @@ def test_a_node_on_which_nothing_starts_gets_no_work_for_a_while(
     lost = UnitStatus("lost", displaced="nothing starts on node n0")
     monkeypatch.setattr(SlurmUnit, "starting", lambda *_, **__: lost)
     handle = kept_attempt(dirs, "a", "n0")
-    handle.files.keeper(0).unlink()
+    handle.files.supervisor(0).unlink()
     result = backend(dirs)
     assert result.poll([handle]) == {handle: (lost,)}
     assert [(node.up, node.reason) for node in result.nodes()] == [
@@ -211,7 +211,7 @@ def test_what_is_stopped_before_its_lease_runs_is_not_started(fake: FakeSlurm, d
         result.stop(handle, "term", only)
         assert result.poll([handle])[handle] == expected
     fake.gate.set()
-    assert not handle.files.keeper(0).exists()
+    assert not handle.files.supervisor(0).exists()
 
 
 def test_the_cluster_file_says_what_slurm_says(fake: FakeSlurm, dirs: StateDir) -> None:
@@ -233,8 +233,8 @@ def test_a_dry_run_shows_each_lease_and_each_step(fake: FakeSlurm, dirs: StateDi
     assert step.startswith(
         "env CUDA_VISIBLE_DEVICES=2 'SEED=1 2' srun --quiet --jobid=LEASE_OF_n0 --job-name=a.1.0 "
     )
-    *_, keeper, folder, number, slots, workdir, program, script = shlex.split(step)
-    assert Path(keeper).name == "step.py"
+    *_, supervisor, folder, number, slots, workdir, program, script = shlex.split(step)
+    assert Path(supervisor).name == "step.py"
     assert (folder, number, slots, workdir) == (str(handle.folder), "0", "2", "/work")
     assert (program, script) == ("python", "train it.py")
     assert not handle.folder.exists()

@@ -69,37 +69,37 @@ def test_a_unit_runs_once_however_often_it_is_started(tmp_path: Path) -> None:
 
 def test_an_order_ends_a_unit_with_its_own_signal(tmp_path: Path) -> None:
     script = "trap 'echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
-    keeper = start(tmp_path, "sh", "-c", script)
+    supervisor = start(tmp_path, "sh", "-c", script)
     until((tmp_path / "up").exists)
-    keeper.terminate()  # as Slurm does, which sends it to all processes
+    supervisor.terminate()  # as Slurm does, which sends it to all processes
     (tmp_path / "orders-0").write_text("term")
-    keeper.wait()
+    supervisor.wait()
     assert (tmp_path / "saved").read_text() == "saved\n"
     assert code(tmp_path) == 0
 
 
 def test_a_notice_of_slurm_is_noted_and_ends_no_command(tmp_path: Path) -> None:
     """All processes of a step get it; of an unprepared one it would be the end."""
-    keeper = start(tmp_path, sys.executable, "-c", IGNORES)
+    supervisor = start(tmp_path, sys.executable, "-c", IGNORES)
     assert line_in(tmp_path / "up") == "1 SIG_IGN"
-    (worker,) = psutil.Process(keeper.pid).children()
-    keeper.send_signal(signal.SIGUSR1)
+    (worker,) = psutil.Process(supervisor.pid).children()
+    supervisor.send_signal(signal.SIGUSR1)
     worker.send_signal(signal.SIGUSR1)
     until((tmp_path / "unit-0.notice").exists)
     assert not (tmp_path / "unit-0.displaced").exists()
     (tmp_path / "end").touch()
-    keeper.wait()
+    supervisor.wait()
     assert code(tmp_path) == 0
 
 
 def test_a_signal_of_slurm_is_noted_and_an_order_is_not(tmp_path: Path) -> None:
     """The command gets the signal of Slurm too, as all processes of a step do."""
-    keeper = start(tmp_path, "sh", "-c", "trap 'exit 7' TERM; echo $$ > up; while :; do sleep 0.05; done")
+    supervisor = start(tmp_path, "sh", "-c", "trap 'exit 7' TERM; echo $$ > up; while :; do sleep 0.05; done")
     command = int(line_in(tmp_path / "up"))
-    keeper.terminate()
+    supervisor.terminate()
     until((tmp_path / "unit-0.displaced").exists)
     os.kill(command, signal.SIGTERM)
-    keeper.wait()
+    supervisor.wait()
     assert code(tmp_path) == 7
     ordered = tmp_path / "ordered"
     ordered.mkdir()

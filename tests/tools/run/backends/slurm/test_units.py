@@ -26,7 +26,7 @@ WANTED = StartedUnit(node="n0", argv=("true",), cwd="/", env={})
 
 @pytest.fixture
 def handle(tmp_path: Path) -> Handle:
-    """An attempt with one unit that a keeper has taken over."""
+    """An attempt with one unit that a supervisor has taken over."""
     return kept_attempt(StateDir(tmp_path), "a", "n0")
 
 
@@ -92,7 +92,7 @@ REFUSED = "srun: error: Task launch for StepId=2.1 failed on node n0: Communicat
 def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
     handle: Handle, said: str, hangs: bool, displaced: bool
 ) -> None:
-    handle.files.keeper(0).unlink()
+    handle.files.supervisor(0).unlink()
     (handle.files.logs / "srun-0.log").write_text(said)
     unit = unit_of(handle)
     unit._tries, unit._code, unit._since_s, unit._ended_s = units.TRIES, 1, 0.0, 1.0
@@ -100,11 +100,11 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
     result = unit.starting(PLACE, UNSEEN, {}, 2 * units.START_S)
     assert (result.state, bool(result.displaced)) == (("lost", True) if displaced else ("exited", False))
     assert result.began is not displaced
-    assert unit.order == "kill", "should it start after all, its keeper finds that others went on"
+    assert unit.order == "kill", "should it start after all, its supervisor finds that others went on"
 
 
 def test_a_node_that_does_not_see_the_directory_is_the_reason(handle: Handle) -> None:
-    handle.files.keeper(0).unlink()
+    handle.files.supervisor(0).unlink()
     unit = unit_of(handle)
     unit._tries, unit._since_s, unit._ended_s = 1, 0.0, 1.0
     assert unit.starting(PLACE, UNSEEN, {}, units.SHOWS_S) == UnitStatus("running")
@@ -265,12 +265,12 @@ def test_an_early_order_and_an_exit_code_count_in_any_state(scene: Scene) -> Non
     assert scene.at(1.0, "RUNNING") == UnitStatus("exited", 3)
 
 
-def test_a_silent_keeper_is_lost_once_slurm_ended_its_job(scene: Scene, ends: Answer) -> None:
+def test_a_silent_supervisor_is_lost_once_slurm_ended_its_job(scene: Scene, ends: Answer) -> None:
     ends.state = "PREEMPTED"
-    keeper = scene.handle.files.keeper(0)
-    keeper.touch()
+    supervisor = scene.handle.files.supervisor(0)
+    supervisor.touch()
     for now_s in range(5):
-        os.utime(keeper, (now_s, time.time() + now_s))
+        os.utime(supervisor, (now_s, time.time() + now_s))
         assert scene.at(float(now_s), "RUNNING") == RUNNING
     result = [scene.at(5.0 + step) for step in range(12)]
     assert result[0] == RUNNING

@@ -43,8 +43,8 @@ from pliant.tools.run.elastic.membership.process_group import (
 from pliant.tools.run.elastic.membership.rendezvous import Lookout
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.liveness import LivenessFile, life
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Plan
-from pliant.tools.run.statedir.contract.presence import Presence, life
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.elastic.nursery import CONTEXT
@@ -213,7 +213,7 @@ def test_reused_descriptors_are_known(device: Callable[[], Device]) -> None:
 
 
 def test_ending_connections_keeps_the_presence_alive(tmp_path: Path, device: Callable[[], Device]) -> None:
-    presence, connections = Presence(tmp_path / "presence"), process_group.Connections()
+    presence, connections = LivenessFile(tmp_path / "presence"), process_group.Connections()
     presence.begin()
     with CONTEXT.Pool(1) as other:
         with connections.opened():
@@ -399,7 +399,7 @@ def falls_silent(rank: int, count: int, folder: Path) -> list[str]:
     """Worker 1 lives, then stands still, or its host is dead and the file server has not noticed."""
     job = JobDir(folder)
     if rank == 1:
-        own = Presence(job.attempt(1).presence(1))
+        own = LivenessFile(job.attempt(1).presence(1))
         own.begin()
         (folder / "here").touch()
         until((folder / "seen").exists)

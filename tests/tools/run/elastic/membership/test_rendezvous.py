@@ -34,7 +34,7 @@ from pliant.tools.run.elastic.membership.rendezvous import (
 )
 from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir, ask_server
-from pliant.tools.run.statedir.contract.presence import FileClock
+from pliant.tools.run.statedir.contract.liveness import FileClock
 from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.site import until
 

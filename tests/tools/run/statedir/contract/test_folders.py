@@ -28,6 +28,7 @@ from pliant.tools.run.statedir.contract.folders import (
     refuse_public,
     write_record,
 )
+from pliant.tools.run.statedir.contract.liveness import FileClock, Heartbeats, LivenessProbe, last_beat, life
 from pliant.tools.run.statedir.contract.plan import (
     Member,
     Plan,
@@ -36,7 +37,6 @@ from pliant.tools.run.statedir.contract.plan import (
     WorkerOutcome,
     write_progress,
 )
-from pliant.tools.run.statedir.contract.presence import FileClock, Heartbeats, Sighting, last_beat, life
 from tests.tools.run.site import until
 
 PLAN = Plan(job="a", generation=3, attempt=2, members=(Member(slot="n0/0", node="n0", address="n0"),))
@@ -233,11 +233,11 @@ def test_a_torn_or_strange_file_changes_nothing(tmp_path: Path) -> None:
 PRESENT = """
 import subprocess, sys
 from pathlib import Path
-from pliant.tools.run.statedir.contract.presence import Presence
+from pliant.tools.run.statedir.contract.liveness import LivenessFile
 
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 Path(sys.argv[2]).write_text(str(child.pid))
-Presence(Path(sys.argv[1])).begin()
+LivenessFile(Path(sys.argv[1])).begin()
 sys.stdin.read()
 """
 
@@ -279,7 +279,7 @@ def test_a_worker_is_absent_then_alive_then_gone(
     """Though a child lives on. A look takes no lock: another observer would take that for a sign of life."""
     assert life(tmp_path / "absent") == "absent"
     worker, taken = workers(), list[int]()
-    sighting = Sighting(worker.path)
+    sighting = LivenessProbe(worker.path)
     with monkeypatch.context() as during:
         during.setattr(fcntl, "lockf", lambda descriptor, *_: taken.append(descriptor))
         assert [life(worker.path) for _ in range(3)] == ["alive"] * 3
@@ -303,12 +303,12 @@ def test_a_file_stays_open_while_its_worker_lives(workers: Callable[[], Worker],
     before = psutil.Process().num_fds()
     with monkeypatch.context() as during:
         during.setattr(resource, "getrlimit", lambda _which: (8, 8))
-        sightings = [Sighting(worker.path) for _ in range(20)]
+        sightings = [LivenessProbe(worker.path) for _ in range(20)]
         assert [sighting.life() for sighting in sightings * 2] == ["alive"] * 40
         assert psutil.Process().num_fds() <= before + 4
     sightings.clear()
     assert psutil.Process().num_fds() == before, "what is not looked at any more is closed"
-    sighting = Sighting(worker.path)
+    sighting = LivenessProbe(worker.path)
     assert sighting.life() == "alive"
     with monkeypatch.context() as during:
         during.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))

@@ -14,8 +14,8 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.report.job_cost import job_cost
 from pliant.tools.report.read_run import read_run
 from pliant.tools.run.service.allocation import Slot
-from pliant.tools.run.service.members import Ending, Setback
-from pliant.tools.run.service.reports import AttemptEnded, Hindered, Said, report_events
+from pliant.tools.run.service.members import Ending, WorkerFailure
+from pliant.tools.run.service.reports import AttemptEnded, StartFailed, WorkerEvents, report_events
 from pliant.tools.run.statedir.contract.plan import write_progress
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.failures import (
@@ -262,9 +262,9 @@ def test_ended_jobs_are_not_active_any_more() -> None:
         assert report_events(AttemptEnded("a", 1, FELL), known, 20.0, 3) == []
 
 
-def hindered(gpus: int, *slots: str) -> Hindered:
+def hindered(gpus: int, *slots: str) -> StartFailed:
     left = allocation_of("a", (("n0", gpus),) if gpus else (), (8, 1, 1.0))
-    return Hindered("a", 1, Setback(tuple(map(Slot.parse, slots)), "no memory"), left)
+    return StartFailed("a", 1, WorkerFailure(tuple(map(Slot.parse, slots)), "no memory"), left)
 
 
 def test_a_job_that_could_not_grow_shrinks_or_waits() -> None:
@@ -290,7 +290,7 @@ def test_a_job_that_could_not_grow_shrinks_or_waits() -> None:
 
 def said(*events: Event, settled: bool = True, since_s: float = 0.0) -> list[Event]:
     """What the log gets of what workers say, 20 s after the epoch."""
-    return report_events(Said("a", 1, events, settled), log(START), 20.0, 3, since_s)
+    return report_events(WorkerEvents("a", 1, events, settled), log(START), 20.0, 3, since_s)
 
 
 def test_what_workers_measure_belongs_to_what_the_job_holds() -> None:

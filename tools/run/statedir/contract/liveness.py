@@ -1,13 +1,13 @@
 """Whether a worker is ready and lives: its lock, which its death frees at once, and its heartbeat.
 
-What its unit uses is beside it: one small file, which the keeper replaces.
+What its unit uses is beside it: one small file, which the supervisor replaces.
 
-A worker holds a lock on a file of its own (:class:`Presence`, seen by :class:`Sighting`). The lock is of the
-kind that children do not inherit, so loading processes that outlive their worker do not hide its death.
-Every process that shares the folder can look, on any host and in any container.
+A worker holds a lock on a file of its own (:class:`LivenessFile`, seen by :class:`LivenessProbe`). The lock
+is of the kind that children do not inherit, so loading processes that outlive their worker do not hide its
+death. Every process that shares the folder can look, on any host and in any container.
 
 But a file server keeps the locks of a dead host for a minute or two, or indefinitely. So a thread also sets
-the file's time every second, and the keeper of the unit that of another file (:class:`Heartbeats`): if it
+the file's time every second, and the supervisor of the unit that of another file (:class:`Heartbeats`): if it
 stands still, the whole process does, or its host is gone. The file system sets the time by its own clock, so
 an observer measures how long the time has stood still. One that has not seen it change, such as a call from
 cron, takes the file system's clock instead, and looks for a few seconds more: after a machine has slept, or
@@ -51,7 +51,7 @@ _WANTED: Final = _LAYOUT.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _FLAGS: Final = os.O_RDONLY if _KNOWS_FLOCK else os.O_RDWR
 
 
-class Presence:
+class LivenessFile:
     """A worker's own file. It exists from :meth:`begin` on, and is locked before others can see it."""
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Presence:
         self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         temporary.replace(self._path)
-        Thread(target=self._beat, name="pliant-presence", daemon=True).start()
+        Thread(target=self._beat, name="pliant-liveness", daemon=True).start()
 
     def end(self) -> None:
         """Stop the heartbeat; the lock ends with the process."""
@@ -90,7 +90,7 @@ def life(path: str | Path) -> Life:
         os.close(descriptor)
 
 
-class Sighting:
+class LivenessProbe:
     """One worker's file. It stays open while its worker lives, so a look costs one system call.
 
     Once half of the process's descriptors are in use for this, further files are opened for each look.
@@ -102,7 +102,7 @@ class Sighting:
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._descriptor = -1
-        self._close: weakref.finalize[[int], Sighting] | None = None
+        self._close: weakref.finalize[[int], LivenessProbe] | None = None
 
     def life(self) -> Life:
         """What the file says. Of a file that was opened earlier only a held lock is believed."""
@@ -113,7 +113,7 @@ class Sighting:
             self._close()
             self._close = None
         found = life(self._path)
-        if found == "alive" and _has_room(Sighting._kept):
+        if found == "alive" and _has_room(LivenessProbe._kept):
             self._keep()
         return found
 
@@ -122,7 +122,7 @@ class Sighting:
             self._descriptor = as_user.opened(self._path, _FLAGS)
             self._close = weakref.finalize(self, _let_go, self._descriptor)
             self._close.atexit = False
-            Sighting._kept += 1
+            LivenessProbe._kept += 1
 
 
 def _has_room(kept: int) -> bool:
@@ -131,7 +131,7 @@ def _has_room(kept: int) -> bool:
 
 
 def _let_go(descriptor: int) -> None:
-    Sighting._kept -= 1
+    LivenessProbe._kept -= 1
     os.close(descriptor)
 
 

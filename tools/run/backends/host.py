@@ -286,34 +286,34 @@ def _identity(pid: int) -> tuple[str, bool]:
 class Waker:
     """Continues stopped launchers whose processes have ended, since only they know how.
 
-    A launcher is the keeper of a unit or the command that it started. Each is checked once a second.
+    A launcher is the supervisor of a unit or the command that it started. Each is checked once a second.
     """
 
     def __init__(self) -> None:
         self._next_s: dict[int, float] = {}
-        # By keeper, which has adopted its other children.
+        # By supervisor, which has adopted its other children.
         self._commands: dict[int, int] = {}
         self._idle: dict[int, bool] = {}
 
-    def look(self, keeper: int) -> bool:
-        """Wake a running keeper and its command if necessary.
+    def look(self, supervisor: int) -> bool:
+        """Wake a running supervisor and its command if necessary.
 
         Returns whether the command is stopped and nothing that it started lives.
         """
         now_s = time.monotonic()
-        if now_s >= self._next_s.get(keeper, now_s):
-            self._next_s[keeper] = now_s + _LOOK_S
-            self._idle[keeper] = self._wake(keeper)
-        return self._idle[keeper]
+        if now_s >= self._next_s.get(supervisor, now_s):
+            self._next_s[supervisor] = now_s + _LOOK_S
+            self._idle[supervisor] = self._wake(supervisor)
+        return self._idle[supervisor]
 
-    def _wake(self, keeper: int) -> bool:
-        known = self._commands.get(keeper)
-        if known is not None and _STOPPED not in (_state(keeper), _state(known)):
+    def _wake(self, supervisor: int) -> bool:
+        known = self._commands.get(supervisor)
+        if known is not None and _STOPPED not in (_state(supervisor), _state(known)):
             return False  # by far the most frequent case; what follows costs twice as much
-        children = _children(keeper)
-        command = self._commands.setdefault(keeper, children[0]) if children else -1
-        if _state(keeper) == _STOPPED and (command not in children or _state(command) in _ENDED):
-            _continue(keeper)
+        children = _children(supervisor)
+        command = self._commands.setdefault(supervisor, children[0]) if children else -1
+        if _state(supervisor) == _STOPPED and (command not in children or _state(command) in _ENDED):
+            _continue(supervisor)
         if _state(command) != _STOPPED:
             return False
         started = _children(command)
@@ -323,9 +323,9 @@ class Waker:
             _continue(command)
         return True
 
-    def forget(self, keeper: int) -> None:
+    def forget(self, supervisor: int) -> None:
         for known in (self._next_s, self._commands, self._idle):
-            known.pop(keeper, None)
+            known.pop(supervisor, None)
 
 
 def _continue(pid: int) -> None:

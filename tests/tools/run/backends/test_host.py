@@ -6,7 +6,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.run.backends import machine
+from pliant.tools.run.backends import host
 from pliant.tools.run.backends import protocol as addresses
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import free_port, port_to_meet_at
@@ -23,22 +23,22 @@ def names(gpus: tuple) -> list[str]:
 
 def test_usable_gpus_and_instances_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, PLAIN[0], SLICED, Card("GPU-old", knows_mig=False))
-    result = machine.list_gpus()
+    result = host.list_gpus()
     assert names(result.gpus) == ["GPU-aa11", "MIG-1", "MIG-2", "GPU-old"]
     assert [gpu.number for gpu in result.gpus] == [0, 1, 1, 2]
     assert result.gpus[1].model == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
     assert (result.gpus[1].card, result.gpus[1].memory) == ("GPU-5115", SLICED.memory // 8)
     install(monkeypatch, Card("GPU-gone", lost=True), PLAIN[0], Card("GPU-empty", instances=()))
-    result = machine.list_gpus()
+    result = host.list_gpus()
     assert names(result.gpus) == ["GPU-aa11"]
     assert result.faults == ("GPU 0: GPU is lost", "GPU 2 is in MIG mode and has no instances")
     install(monkeypatch, Card("GPU-a", pids=(12, 7, 12)), Card("GPU-b"))
-    assert machine.processes_on(machine.list_gpus().gpus) == {"GPU-a": [7, 12], "GPU-b": []}
+    assert host.processes_on(host.list_gpus().gpus) == {"GPU-a": [7, 12], "GPU-b": []}
 
 
 def test_cuda_s_own_variable_is_read_as_cuda_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *PLAIN)
-    assert names(machine.visible_gpus({})) == ["GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-dd44"]
+    assert names(host.visible_gpus({})) == ["GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-dd44"]
     for stated, left in {
         "2,0": ["GPU-cc33", "GPU-aa11"],
         " 3 , GPU-cc": ["GPU-dd44", "GPU-cc33"],
@@ -49,19 +49,19 @@ def test_cuda_s_own_variable_is_read_as_cuda_reads_it(monkeypatch: pytest.Monkey
         "NoDevFiles": [],
         "": [],
     }.items():
-        assert names(machine.visible_gpus({"CUDA_VISIBLE_DEVICES": stated})) == left
+        assert names(host.visible_gpus({"CUDA_VISIBLE_DEVICES": stated})) == left
 
 
 def test_instances_are_named_by_their_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, SLICED, PLAIN[0])
-    gpus = machine.list_gpus().gpus
-    assert names(machine.visible_of(gpus, "MIG-2,1")) == ["MIG-2", "GPU-aa11"]
+    gpus = host.list_gpus().gpus
+    assert names(host.visible_of(gpus, "MIG-2,1")) == ["MIG-2", "GPU-aa11"]
     by_numbers = "MIG-GPU-5115/2/0,MIG-GPU-5115/1/0,1"
-    assert names(machine.visible_of(gpus, by_numbers)) == ["MIG-2", "MIG-1", "GPU-aa11"]
-    assert names(machine.visible_of(gpus, "MIG-GPU-5115/3/0,1")) == []
-    assert names(machine.visible_of(gpus, "0")) == ["MIG-1"]
-    assert names(machine.visible_of(gpus, "GPU-5115")) == ["MIG-1"]
-    assert machine.named(gpus, "MIG-") is None
+    assert names(host.visible_of(gpus, by_numbers)) == ["MIG-2", "MIG-1", "GPU-aa11"]
+    assert names(host.visible_of(gpus, "MIG-GPU-5115/3/0,1")) == []
+    assert names(host.visible_of(gpus, "0")) == ["MIG-1"]
+    assert names(host.visible_of(gpus, "GPU-5115")) == ["MIG-1"]
+    assert host.named(gpus, "MIG-") is None
 
 
 def test_gpus_that_the_caller_may_use_are_given_out_in_order(tmp_path, monkeypatch) -> None:
@@ -81,7 +81,7 @@ def test_gpus_that_the_caller_may_use_are_given_out_in_order(tmp_path, monkeypat
 def test_a_node_gets_the_devices_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     def given_out(*devices: tuple[str, ...]) -> list[tuple[str, ...]]:
         nodes = tuple({"name": f"n{at}", "gpus": 2, "devices": own} for at, own in enumerate(devices))
-        return machine.devices_by_node(Cluster.model_validate({"nodes": nodes}), machine.list_gpus().gpus)
+        return host.devices_by_node(Cluster.model_validate({"nodes": nodes}), host.list_gpus().gpus)
 
     install(monkeypatch, *PLAIN)
     assert given_out((), ("GPU-aa11", "3")) == [("GPU-ab22", "GPU-cc33"), ("GPU-aa11", "GPU-dd44")]
@@ -95,7 +95,7 @@ def test_a_node_gets_the_devices_that_it_names(monkeypatch: pytest.MonkeyPatch) 
 def test_without_the_bindings_gpus_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ServiceMissingError, match=r"pip install 'pliant\[gpu\]'"):
-        machine.list_gpus()
+        host.list_gpus()
 
 
 ELSEWHERE = "203.0.113.7"
@@ -115,7 +115,7 @@ def test_on_this_machine_a_port_to_meet_at_is_free(monkeypatch: pytest.MonkeyPat
 
 
 def test_elsewhere_it_is_one_that_no_system_gives_itself() -> None:
-    """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
+    """That host cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
     with pytest.raises(OSError, match=r"."):
         free_port(ELSEWHERE)
     result = {port_to_meet_at(ELSEWHERE) for _ in range(20)}

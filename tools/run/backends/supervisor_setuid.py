@@ -1,18 +1,19 @@
-"""Keep a command of another account: what ``keep.py`` does, run by root.
+"""Keep a command of another account: what ``supervisor.py`` does, run by root.
 
-Run as ``python -I -S keep_as.py CODE_FILE FOLDER COMMAND…``. Standard input holds the account and the
-environment of the command as JSON: in the environment of this process, which is root's, they would be obeyed
-by the system's loader.
+Run as ``python -I -S supervisor_setuid.py CODE_FILE FOLDER COMMAND…``. Standard input holds the account and
+the environment of the command as JSON: in the environment of this process, which is root's, they would be
+obeyed by the system's loader.
 
 The command's processes cannot end this one, and whatever they leave behind becomes its child and is killed
-by it: a job ends with its keeper, also if it hides. For files this process has the account's rights, as the
-files are in the account's folder. Only a step of Slurm has files of its own beside these, see ``step.py``.
+by it: a job ends with its supervisor, also if it hides. For files this process has the account's rights, as
+the files are in the account's folder. Only a step of Slurm has files of its own beside these, see
+``step.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes  # noqa: F401 - keep.py imports it once the libraries may be out of reach
+import ctypes  # noqa: F401 - supervisor.py imports it once the libraries may be out of reach
 import importlib
 import json
 import os
@@ -31,25 +32,25 @@ _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 
 def main(arguments: list[str]) -> int:
     with open(0, encoding="utf-8", closefd=False) as told:
-        account = KeptAccount(json.load(told))
+        account = SetuidAccount(json.load(told))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    keeper = _keeper()
-    keeper.find_module("use")
-    keeper.find_module("cgroup")
-    keeper.Helpers.load(account.env)
-    group = os.environ.pop(keeper.ENV_GROUP, "")
+    supervisor = _supervisor()
+    supervisor.find_module("resource_usage")
+    supervisor.find_module("cgroup")
+    supervisor.Helpers.load(account.env)
+    group = os.environ.pop(supervisor.ENV_GROUP, "")
     # later imports would have the account's rights, and Python may lie where only root reads
     import shutil
 
     del shutil
     account.take_file_rights()
     code_file, folder, *argv = arguments
-    return int(keeper.keep(code_file, folder, argv, account=account, group=group))
+    return int(supervisor.supervise(code_file, folder, argv, account=account, group=group))
 
 
-class KeptAccount:
+class SetuidAccount:
     """Whose the command is."""
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -131,11 +132,11 @@ class KeptAccount:
             os.kill(pid, number)
 
 
-def _keeper() -> ModuleType:
-    """``keep.py`` by its path, as this process has no packages."""
+def _supervisor() -> ModuleType:
+    """``supervisor.py`` by its path, as this process has no packages."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     try:
-        return importlib.import_module("keep")
+        return importlib.import_module("supervisor")
     finally:
         del sys.path[0]
 

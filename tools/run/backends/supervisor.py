@@ -1,9 +1,9 @@
 """Start one command, wait for it, and write its exit code to a file: outcomes outlive the launcher.
 
-Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. It imports little
-and starts in milliseconds. SIGTERM and SIGUSR1 are passed on to the command. The code file has the exit code,
-or minus the signal's number. Nothing that the command started outlives it: daemons become children of this
-process and are killed before the code file is written, and so is all else in its control group.
+Run as ``python -I -S supervisor.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. It imports
+little and starts in milliseconds. SIGTERM and SIGUSR1 are passed on to the command. The code file has the
+exit code, or minus the signal's number. Nothing that the command started outlives it: daemons become children
+of this process and are killed before the code file is written, and so is all else in its control group.
 
 It also keeps the command's output from filling the disk. The command has its files open, so they cannot be
 renamed or cut: holes are punched where they are old. The writer notices nothing and never waits.
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Protocol
 
-    class KeptAccount(Protocol):
-        """Another account, as which the command runs; see ``keep_as.py``."""
+    class SetuidAccount(Protocol):
+        """Another account, as which the command runs; see ``supervisor_setuid.py``."""
 
         env: dict[str, str]
 
@@ -46,9 +46,9 @@ LOG_BYTES = 64 << 20
 ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
 ENV_NOTICES = "PLIANT_NOTICES"
 ENV_OUTPUT = "PLIANT_OUTPUT"
-"""For the keeper alone: which files ``write_output.py`` is to write."""
+"""For the supervisor alone: which files ``write_output.py`` is to write."""
 ENV_CODE = "PLIANT_CODE"
-"""For the keeper alone: what ``record_code.py`` is to look at."""
+"""For the supervisor alone: what ``record_code.py`` is to look at."""
 _HELPERS = {ENV_OUTPUT: "write_output", ENV_CODE: "record_code"}
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 HELPERS_S = 5.0
@@ -77,16 +77,16 @@ _KILL_S = 10.0
 
 
 def main(arguments: list[str]) -> int:
-    return keep(arguments[0], arguments[1], arguments[2:], group=os.environ.pop(ENV_GROUP, ""))
+    return supervise(arguments[0], arguments[1], arguments[2:], group=os.environ.pop(ENV_GROUP, ""))
 
 
-def keep(
+def supervise(
     code_file: str,
     folder: str,
     argv: list[str],
     *,
     order: Callable[[], int] | None = None,
-    account: KeptAccount | None = None,
+    account: SetuidAccount | None = None,
     shown: str = "",
     group: str = "",
 ) -> int:
@@ -182,12 +182,12 @@ def end_of(
 class Helpers:
     """Processes that a slow file system may hold up: they write the output and the code of a unit down.
 
-    They are forks of the keeper with the rights of the command, which may not read Python's files. They
+    They are forks of the supervisor with the rights of the command, which may not read Python's files. They
     start after it, and an error keeps nothing from running. What starts programs of the job's, as its Python,
     is in the group of the command.
     """
 
-    def __init__(self, code_file: str, account: KeptAccount | None, limited: CommandGroup) -> None:
+    def __init__(self, code_file: str, account: SetuidAccount | None, limited: CommandGroup) -> None:
         env = os.environ if account is None else account.env
         self._orders = {name: env.pop(name) for name in _HELPERS if name in env}
         self._code_file, self._account, self._limited = code_file, account, limited
@@ -229,7 +229,7 @@ class Helpers:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _run(self, module: str, arguments: list[str], mask: Iterable[int]) -> None:
-        """Give up all that is the keeper's, run a module's main function, and end."""
+        """Give up all that is the supervisor's, run a module's main function, and end."""
         code = 1
         try:
             os.close(self._end)
@@ -243,7 +243,7 @@ class Helpers:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             code = find_module(module).main(arguments)
-        except BaseException as error:  # noqa: BLE001 - the keeper's own code is not to go on in this process
+        except BaseException as error:  # noqa: BLE001 - the supervisor's own code is not to go on in this process
             print(f"pliant: {module}: {error!r}", file=sys.stderr, flush=True)
         finally:
             os._exit(code)
@@ -270,9 +270,9 @@ class Helpers:
 
 
 class Words:
-    """What a keeper and the launcher tell each other beside the code file, and its copy for the account."""
+    """Files between a supervisor and the launcher: the code file, those next to it, and public copies."""
 
-    def __init__(self, code_file: str, shown: str, account: KeptAccount | None) -> None:
+    def __init__(self, code_file: str, shown: str, account: SetuidAccount | None) -> None:
         self.shown = shown or code_file
         # The rights for the code file and what lies beside it.
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
@@ -323,7 +323,7 @@ def give_scratch(code_file: str, env: MutableMapping[str, str]) -> str:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        found = os.lstat(path)  # of a keeper that was killed, or of someone who wants to know
+        found = os.lstat(path)  # of a supervisor that was killed, or of someone who wants to know
         why = "" if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else "is not its own"
     except OSError as error:
         why = os.strerror(error.errno or errno.EIO)
@@ -366,7 +366,7 @@ def container_of(argv: Sequence[str]) -> str:
     return next((argv[at] for at, word in enumerate(argv[:-1], 1) if word == CONTAINER), "")
 
 
-def end_container(note: str, spec: str, account: KeptAccount | None, limited: CommandGroup) -> None:
+def end_container(note: str, spec: str, account: SetuidAccount | None, limited: CommandGroup) -> None:
     """End a container whose client was killed, within the group: the program is from the job's PATH.
 
     :param note: exists as long as there may be one.
@@ -382,7 +382,7 @@ class CommandGroup:
     :param text: what ``cgroup.py`` makes of it; empty: there is none.
     """
 
-    def __init__(self, text: str, account: KeptAccount | None) -> None:
+    def __init__(self, text: str, account: SetuidAccount | None) -> None:
         self._root = contextlib.nullcontext if account is None else account.as_root
         self._group: Any = None
         try:
@@ -453,7 +453,7 @@ def note_memory(code_file: str, killed: dict[str, int]) -> None:
 def use_meter(code_file: str) -> Any:
     """What measures the command. Returns None if it cannot be had."""
     try:
-        return find_module("use").TreeMeter(
+        return find_module("resource_usage").TreeMeter(
             _beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", "")
         )
     except Exception as error:  # noqa: BLE001 - the command matters more than what it uses
@@ -472,7 +472,7 @@ def find_module(name: str) -> Any:
         del sys.path[0]
 
 
-def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool = False) -> int:
+def start(argv: list[str], account: SetuidAccount | None, *, unnoticing: bool = False) -> int:
     """Start the command; ``unnoticing``: see :func:`spawn_unnoticing`."""
     if account is not None:
         return account.start(argv, unnoticing=unnoticing)

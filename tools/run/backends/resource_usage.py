@@ -1,7 +1,7 @@
-"""What a unit uses of its host, as its keeper sees it: CPUs, memory and GPUs of all that it has started.
+"""What a unit uses of its host, as its supervisor sees it: CPUs, memory and GPUs of all that it has started.
 
-The keeper imports this by its path, without packages, so NVML is called through ``ctypes``. What cannot be
-measured is null; an error here ends nothing.
+The supervisor imports this by its path, without packages, so NVML is called through ``ctypes``. What cannot
+be measured is null; an error here ends nothing.
 """
 
 from __future__ import annotations
