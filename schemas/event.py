@@ -34,6 +34,8 @@ PLACED: Final = frozenset({*STARTS, *RESCALES})
 """Events that give a job GPUs."""
 ALLOCATION_EVENTS: Final = frozenset({*PLACED, "preempt"})
 """Events by which a scheduler sets the GPUs of a job."""
+WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
+"""Events that workers report."""
 End = Literal["finished", "failed", "cancelled", "rejected"]
 ENDS: Final[Mapping[str, End]] = {
     "finish": "finished", "fail": "failed", "cancel": "cancelled", "reject": "rejected",

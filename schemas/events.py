@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, get_args
 from pliant.schemas.event import Event, EventName
 
 if TYPE_CHECKING:
+    from pliant.schemas.job import Changes
     from pliant.schemas.runinfo import RunInfo, SubmitDetail
 
 Placement = tuple[tuple[str, int], ...]
@@ -260,12 +261,11 @@ class Cancelled(_Stopped):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
-class Rejected(_Happened):
+class Rejected(_Stopped):
     """The policy will never run it."""
 
     name = "reject"
 
-    reason: str | None = None
     admission: Mapping[str, Any] | None = None
     """What the policy says of it besides."""
 
@@ -427,7 +427,7 @@ class Updated(_Ordered):
 
     name = "update"
 
-    changes: Mapping[str, Any] | None = None
+    changes: Changes | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -475,6 +475,7 @@ _TYPES: Final[Mapping[str, frozenset[type]]] = {
     "Mapping[str, Any]": frozenset({dict}),
     "Observed": frozenset({dict}),
     "Slowness": frozenset({dict}),
+    "Changes": frozenset({dict}),
     "Any": _ANYTHING,
     "None": frozenset(),
 }

@@ -25,14 +25,14 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
-from pliant.schemas.event import ORDERS, Event
+from pliant.schemas.event import ORDERS, WORKER_EVENTS, Event
 from pliant.schemas.file_io.record import BoundedFloat, PositiveFloat, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import TeamStanding
 from pliant.tools.run.gateway.protocol import check_way
 from pliant.tools.run.service.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import ROOT, Account, account_name
-from pliant.tools.run.statedir.log.fold import WORKER_EVENTS, JobLog, RunLog
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.job_page import Happened
 from pliant.tools.run.watch.status import Hidden, Status
 from pliant.tools.run.watch.top import Use

@@ -12,12 +12,13 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pliant.schemas.errors import PliantError
+from pliant.schemas.events import SlotCleared, SlotQuarantined
 from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 
@@ -272,12 +273,11 @@ class SlotFaults:
         """Deaths on a slot: of free ones those with the fewest are taken first."""
         return sum(self.slots.get(str(slot), {}).values())
 
-    def add(self, job_id: str | None, name: str, detail: Mapping[str, Any]) -> None:
-        slot = str(detail.get("slot", ""))
-        if name == "slot_up":
-            self.grew_old(job_id, slot)
-        elif (by := job_id or detail.get("by")) is not None:
-            self.died(str(by), slot)
+    def add(self, event: SlotQuarantined | SlotCleared) -> None:
+        if isinstance(event, SlotCleared):
+            self.grew_old(event.job, event.slot)
+        elif (by := event.job or event.by) is not None:
+            self.died(by, event.slot)
 
 
 def doubled(before: int) -> float:

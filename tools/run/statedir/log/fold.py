@@ -56,13 +56,48 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, assert_never, get_args
 
 from pydantic import ConfigDict, TypeAdapter
 
-from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, RESCALES, STARTS, End, Event
+from pliant.schemas.event import ENDS, End, Event
+from pliant.schemas.events import (
+    Cancelled,
+    Checkpointed,
+    Decided,
+    Drained,
+    Ended,
+    EpochEnded,
+    Failed,
+    Finished,
+    Held,
+    Moved,
+    NodeDown,
+    NodeUp,
+    Null,
+    Ordered,
+    Placed,
+    Preempted,
+    Prioritized,
+    Progressed,
+    Rejected,
+    Released,
+    Requeued,
+    Resized,
+    RunBegan,
+    SlotCleared,
+    SlotQuarantined,
+    Slowness,
+    Started,
+    Submitted,
+    Trained,
+    Undrained,
+    Unheld,
+    Updated,
+    typed,
+)  # fmt: skip
 from pliant.schemas.job import Job, updated_if_valid
-from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.schemas.text import EPOCH_LIKE_S, counted, span_text
 from pliant.tools.run.statedir.contract.plan import Progress
@@ -104,31 +139,28 @@ class Counts:
     lost_gpu_seconds: dict[str, float] = field(default_factory=dict)
     """GPU seconds that jobs held without getting further, by cause: changes, checkpoints, repeats, stops."""
 
-    def decided(self, event: Event) -> None:
-        detail = event.detail or {}
+    def decided(self, event: Decided) -> None:
         self.decisions += 1
-        self.policy_errors += "error" in detail
+        self.policy_errors += event.error is not None
         self.decided_s = event.time
-        seconds = detail.get("decision_seconds")
-        self.last_decision_seconds = None if seconds is None else float(seconds)
-        self.decision_seconds += self.last_decision_seconds or 0.0
+        self.last_decision_seconds = event.decision_seconds
+        self.decision_seconds += event.decision_seconds or 0.0
 
-    def happened(self, event: Event, gpus: float, repeated: float) -> None:
+    def happened(self, event: Submitted | JobEvent, gpus: float, repeated: float) -> None:
         """Count an event of a job.
 
         :param gpus: what the job holds after it; half of those that it shares.
         :param repeated: GPU seconds of work before the event that has to be done again.
         """
-        name, failed = event.event, "attempt" in (event.detail or {})
-        self.submitted += name == "submit"
-        self.starts += name in STARTS
-        self.rescales += name in RESCALES
-        self.preemptions += name == "preempt"
-        self.failures += name in ("requeue", "fail") and failed
-        cause = "checkpoints" if name == "checkpoint" else "changes"
+        self.submitted += isinstance(event, Submitted)
+        self.starts += isinstance(event, Started)
+        self.rescales += isinstance(event, Resized | Moved)
+        self.preemptions += isinstance(event, Preempted)
+        self.failures += isinstance(event, Requeued | Failed) and event.attempt is not None
+        cause = "checkpoints" if isinstance(event, Checkpointed) else "changes"
         self._lose(cause, (event.overhead_seconds or 0.0) * gpus)
         self._lose("repeats", repeated)
-        self._lose("stops", _HOUR_S * float((event.detail or {}).get("lost_gpu_hours", 0.0)))
+        self._lose("stops", _HOUR_S * _lost_gpu_hours(event))
 
     def _lose(self, cause: str, gpu_seconds: float) -> None:
         if gpu_seconds > 0:
@@ -136,9 +168,16 @@ class Counts:
 
 
 _HOUR_S: Final = 3600.0
-WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
-_OF_SERVICE: Final = frozenset({"lost_workers", "idle", "straggler"})
-"""In the detail of a progress event: not the workers say so, but the service."""
+JobEvent = Placed | Preempted | Requeued | Ended | Trained | Held | Unheld | Prioritized | Updated
+"""Events of a job that was submitted."""
+
+
+def _lost_gpu_hours(event: Submitted | JobEvent) -> float:
+    """Of a stop or a change of a job that cannot save."""
+    if isinstance(event, Started | Resized | Moved | Preempted | Requeued | Ended):
+        return event.lost_gpu_hours or 0.0
+    return 0.0
+
 
 AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
 """How a snapshot keeps these records: all fields, infinities included."""
@@ -313,22 +352,18 @@ class JobLog:
         checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
         return is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
 
-    def repeated_by(self, event: Event) -> float:
+    def repeated_by(self, event: JobEvent) -> float:
         """GPU seconds of work that an event says is to be done again; 0 if the speed is unknown."""
-        if event.event not in WORKER_EVENTS or event.samples_done is None:
+        if not isinstance(event, Progressed | Checkpointed | EpochEnded) or event.samples_done is None:
             return 0.0
-        is_step = "first_step" in (event.detail or {})
+        is_step = isinstance(event, Progressed) and event.first_step is not None
         began_at = event.samples_done - (event.global_batch or 0 if is_step else 0)
         return max(0.0, self.samples_done - began_at) * (self.gpu_seconds_per_sample or 0.0)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: JobEvent) -> None:
         if event.gpus is not None:
-            self.placement = event.placement or ()
-            self.gpus = len(self.placement) if self.job.on_cpus else event.gpus
-            if self.runs_from_s is not None:
-                self.ran_s += event.time - self.runs_from_s
-            self.runs_from_s = event.time if self.gpus else None
-        if event.event in PLACED:
+            self._hold(event, event.gpus)
+        if isinstance(event, Started | Resized | Moved):
             self.is_batch_decided = event.global_batch is not None
         changes_itself = bool(self.job.batch.regimes) or not self.is_batch_decided
         if event.global_batch is not None and (event.gpus is not None or changes_itself):
@@ -336,7 +371,7 @@ class JobLog:
         if event.samples_done is not None:
             self.samples_done = event.samples_done
             self.furthest = max(self.furthest, event.samples_done)
-        if event.event == "progress" and event.samples_done is not None:
+        if isinstance(event, Progressed) and event.samples_done is not None:
             self.points = (*self.points[-1:], (event.time, event.samples_done))
             if speed := self.samples_per_second:
                 self.gpu_seconds_per_sample = self.counted_gpus / speed
@@ -344,62 +379,77 @@ class JobLog:
             self.points = ()
         if event.loss is not None:
             self.loss = event.loss
+        self.lost_gpu_s += _HOUR_S * _lost_gpu_hours(event)
         self._enter(event)
 
-    def _enter(self, event: Event) -> None:
-        detail = event.detail or {}
-        self.lost_gpu_s += _HOUR_S * float(detail.get("lost_gpu_hours", 0.0))
-        if event.event in ORDERS:
-            self._obey(event, detail)
-            return
-        if event.event not in WORKER_EVENTS:
-            self.reason = str(detail.get("reason", ""))
+    def _hold(self, event: JobEvent, gpus: int) -> None:
+        self.placement = event.placement or ()
+        self.gpus = len(self.placement) if self.job.on_cpus else gpus
+        if self.runs_from_s is not None:
+            self.ran_s += event.time - self.runs_from_s
+        self.runs_from_s = event.time if self.gpus else None
+        self.idle, self.stragglers = None, {}
+
+    def _enter(self, event: JobEvent) -> None:
+        match event:
+            case Held():
+                self.held, self.held_by = (event.user or "", event.time), event.uid
+            case Unheld():
+                self.held = self.held_by = None
+            case Updated():
+                self.job = updated_if_valid(self.job, event.changes or {})
+            case Prioritized():
+                self.job = self.job.model_copy(update={"priority": float(event.priority or 0.0)})
+            case Started() | Resized() | Moved():
+                self._place(event)
+            case Progressed() | Checkpointed() | EpochEnded():
+                self._report(event)
+            case Preempted() | Requeued():
+                self._explain(event, unasked=isinstance(event, Requeued))
+                self.phase, self.change, self.begun = "preempted", None, None
+                self._stop(event)
+            case Finished() | Failed() | Cancelled() | Rejected():
+                self._explain(event, unasked=False)
+                self.phase, self.ended_s, self.held = ENDS[event.name], event.time, None
+                self.exit_code = 0 if isinstance(event, Finished) else event.exit_code
+                self.timed_out = bool(event.timed_out)
+            case _:
+                assert_never(event)
+
+    def _explain(self, event: Placed | Preempted | Requeued | Ended, *, unasked: bool) -> None:
+        self.reason = event.reason or ""
         if event.gpus is not None:
-            self.idle, self.stragglers = None, {}
-            self.straggled = str(detail.get("straggled", self.straggled))
-            unasked = event.event == "requeue" or "setback" in detail or "straggled" in detail
             self.trouble = self.reason if unasked else ""
-        if event.event in PLACED:
-            self.phase, self.change = "running", (event.event, event.time)
-            self.accum, self.lr_scale = int(detail.get("accum", 1)), float(detail.get("lr_scale", 1.0))
-            self.started_s = event.time if self.started_s is None else self.started_s
-            if event.event in STARTS:
-                self.launched_s, self.retry_s, self.begun = event.time, None, self.change
-        elif event.event in WORKER_EVENTS:
-            if "idle" in detail:
-                used = detail["idle"]
-                self.idle = None if used is None else (event.time, float(used))
-            if "straggler" in detail:
-                self._straggle(event.time, detail["straggler"])
-            if not detail.keys().isdisjoint(_OF_SERVICE):
+
+    def _place(self, event: Placed) -> None:
+        self._explain(event, unasked=event.setback is not None or event.straggled is not None)
+        self.straggled = event.straggled or self.straggled
+        self.phase, self.change = "running", (event.name, event.time)
+        self.accum = 1 if event.accum is None else event.accum
+        self.lr_scale = 1.0 if event.lr_scale is None else float(event.lr_scale)
+        self.started_s = event.time if self.started_s is None else self.started_s
+        if isinstance(event, Started):
+            self.launched_s, self.retry_s, self.begun = event.time, None, self.change
+
+    def _report(self, event: Trained) -> None:
+        """What workers reported; what the service alone says of them counts for no attempt."""
+        if isinstance(event, Progressed):
+            if event.idle is not None:
+                self.idle = None if event.idle is Null.NULL else (event.time, float(event.idle))
+            if event.straggler is not None:
+                self._straggle(event.time, event.straggler)
+            if (event.idle, event.straggler, event.lost_workers) != (None, None, None):
                 return
-            attempt = int(detail.get("attempt", 0))
-            self.seen[attempt] = self.seen.get(attempt, 0) + 1
-            if "after" in detail:
+            if event.after is not None:
                 self.change = self.begun = None
                 self.stall_s = event.overhead_seconds
-        elif event.event in ("preempt", "requeue"):
-            self.phase, self.change, self.begun = "preempted", None, None
-            self._fail(event.time, detail)
-        elif event.event in ENDS:
-            self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
-            self.exit_code = 0 if event.event == "finish" else detail.get("exit_code")
-            self.timed_out = bool(detail.get("timed_out"))
+        attempt = event.attempt or 0
+        self.seen[attempt] = self.seen.get(attempt, 0) + 1
 
-    def _straggle(self, time_s: float, said: Mapping[str, Any]) -> None:
+    def _straggle(self, time_s: float, said: Slowness) -> None:
         slot, times = str(said["slot"]), said.get("times")
         rest = {name: each for name, each in self.stragglers.items() if name != slot}
         self.stragglers = rest if times is None else {**rest, slot: (time_s, float(times))}
-
-    def _obey(self, event: Event, detail: Mapping[str, Any]) -> None:
-        if event.event == "hold":
-            self.held, self.held_by = (str(detail.get("user", "")), event.time), detail.get("uid")
-        elif event.event == "unhold":
-            self.held = self.held_by = None
-        elif event.event == "update":
-            self.job = updated_if_valid(self.job, detail["changes"])
-        else:
-            self.job = self.job.model_copy(update={"priority": float(detail["priority"])})
 
     def _begin_again(self, *, from_start: bool) -> None:
         """It waits as if it had never failed, also after its end."""
@@ -412,28 +462,26 @@ class JobLog:
         if from_start:
             self.samples_done, self.furthest, self.loss = 0.0, 0.0, None
 
-    def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
-        if "order" in detail:
-            self._begin_again(from_start=bool(detail.get("from_start")))
-        attempt = detail.get("attempt")
-        over = int(detail.get("over", 0) if attempt is None else attempt)
-        self.over_attempt = max(self.over_attempt, over)
-        if "displacements" in detail:
-            self.displacements = int(detail["displacements"])
+    def _stop(self, event: Preempted | Requeued) -> None:
+        if event.order is not None:
+            self._begin_again(from_start=bool(event.from_start))
+        attempt, time_s = event.attempt, event.time
+        self.over_attempt = max(self.over_attempt, (event.over or 0) if attempt is None else attempt)
+        if event.displacements is not None:
+            self.displacements = event.displacements
             self.displaced_at = self.furthest if self.displacements == 1 else self.displaced_at
-            self.retry_s = time_s + float(detail.get("wait_seconds", 0.0))
+            self.retry_s = time_s + (event.wait_seconds or 0.0)
         if attempt is None:
             return
-        self.failures = int(detail.get("failures", self.next_failure(time_s).failures))
+        self.failures = self.next_failure(time_s).failures if event.failures is None else event.failures
         self.failed_at = self.furthest if self.failures == 1 else self.failed_at
-        at = detail.get("at_samples")
-        self.failed_as = None if at is None else (str(detail.get("reason", "")), float(at))
-        self.exit_code = detail.get("exit_code")
+        at = event.at_samples
+        self.failed_as = None if at is None else (event.reason or "", float(at))
+        self.exit_code = event.exit_code
         self.failed_s = (*(at for at in self.failed_s if at > time_s - WINDOW_S), time_s)
         self.failed_attempt = max(self.failed_attempt, attempt)
-        self.retries = int(detail.get("retries", 0))
-        wait_s = detail.get("wait_seconds")
-        self.retry_s = None if wait_s is None else time_s + float(wait_s)
+        self.retries = event.retries or 0
+        self.retry_s = None if event.wait_seconds is None else time_s + event.wait_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,30 +556,51 @@ class RunLog:
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
     """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
-    def add(self, event: Event) -> None:
+    def add(self, row: Event) -> None:
+        event = typed(row)
         self.last_s = max(self.last_s, event.time)
-        if event.event in ORDERS or (event.event == "requeue" and "order" in (event.detail or {})):
-            self._executed(event)
-        if event.event == "decision":
-            self._decided(event)
-        elif event.event == "submit" and event.job is not None:
-            detail = SubmitDetail.model_validate_json(_json(event))
-            job = JobLog(detail.job, event.time, total_samples=detail.samples, uid=detail.uid)
-            if detail.job.hold:
-                job.held = first_holder(detail.job), event.time
-            self.jobs[event.job] = self.active[event.job] = job
-            self.counts.happened(event, 0.0, 0.0)
-        elif event.event in OF_NODES:
-            self._node(event)
-        elif event.event in OF_SLOTS:
-            self.slot_faults.add(event.job, event.event, event.detail or {})
-            self._slot(event)
-        elif event.event == "release":
-            self.broken_off.pop(event.job or "", None)
-        elif event.job is not None and event.job in self.jobs:
-            self._happened(self.jobs[event.job], event)
+        if isinstance(event, Ordered | Requeued) and event.order is not None:
+            before = self.executed if event.time == self.executed_s else ()
+            self.executed, self.executed_s = (*before, event.order), event.time
+        match event:
+            case RunBegan():
+                self.info = self.info or event.info()
+            case Decided():
+                self._decided(event)
+            case Submitted():
+                self._submit(event)
+            case NodeDown():
+                self.down.pop(event.node, None)  # the newest stands last
+                self.down[event.node] = event.reason or ""
+            case NodeUp():
+                self.down.pop(event.node, None)
+            case SlotQuarantined() | SlotCleared():
+                self.slot_faults.add(event)
+                self._slot(event)
+            case Drained():
+                self.drained[event.node] = Drain(
+                    *(event.user or "", event.time, event.reason or ""),
+                    now=bool(event.now),
+                    until_s=event.until,
+                )
+            case Undrained():
+                self._resume(event.node)
+            case Released():
+                self.broken_off.pop(event.job or "", None)
+            case _ if event.job is not None and event.job in self.jobs:
+                self._happened(self.jobs[event.job], event)
 
-    def _happened(self, job: JobLog, event: Event) -> None:
+    def _submit(self, event: Submitted) -> None:
+        if event.job is None:
+            return
+        said = event.submission()
+        job = JobLog(said.job, event.time, total_samples=said.samples, uid=said.uid)
+        if said.job.hold:
+            job.held = first_holder(said.job), event.time
+        self.jobs[event.job] = self.active[event.job] = job
+        self.counts.happened(event, 0.0, 0.0)
+
+    def _happened(self, job: JobLog, event: JobEvent) -> None:
         job_id, before, repeated = job.job.id, job.phase, job.repeated_by(event)
         job.add(event)
         if event.gpus is not None:
@@ -539,7 +608,7 @@ class RunLog:
         self.counts.happened(event, job.counted_gpus, repeated)
         if job_id not in self.active:
             self.ends[before] -= 1  # it had ended already, in that phase
-        if event.event == "requeue" and "order" in (event.detail or {}):
+        if isinstance(event, Requeued) and event.order is not None:
             self.active[job_id] = job
             self.broken_off.pop(job_id, None)
             self.newest.pop(job_id, None)
@@ -547,34 +616,19 @@ class RunLog:
             self.ends[job.phase] = self.ends.get(job.phase, 0) + 1
             self.active.pop(job_id, None)
             self.newest.pop(job_id, None)
-            if event.event in ENDS and _breaks_off(event, job):
+            if isinstance(event, Ended) and _breaks_off(event, job):
                 self.broken_off[job_id] = job.phase
             self.slot_faults.forget(job_id)
 
-    def _pair(self, job: JobLog, event: Event) -> None:
+    def _pair(self, job: JobLog, event: JobEvent) -> None:
         """Update which jobs have the same GPUs."""
         before, job.beside = job.beside, None
         if before is not None:
             self.jobs[before].beside = None
-        named = (event.detail or {}).get("beside") if event.gpus else None
-        other = None if named is None else self.active.get(str(named))
+        named = event.beside if isinstance(event, Started | Resized | Moved) and event.gpus else None
+        other = None if named is None else self.active.get(named)
         if other is not None and other.beside is None and other.placement == job.placement:
             job.beside, other.beside = other.job.id, job.job.id
-
-    def _executed(self, event: Event) -> None:
-        detail = event.detail or {}
-        if event.event == "drain":
-            self.drained[str(detail["node"])] = Drain(
-                *(str(detail.get("user", "")), event.time, str(detail.get("reason", ""))),
-                now=bool(detail.get("now")),
-                until_s=detail.get("until"),
-            )
-        elif event.event == "undrain":
-            self._resume(str(detail["node"]))
-        number = detail.get("order")
-        if number is not None:
-            before = self.executed if event.time == self.executed_s else ()
-            self.executed, self.executed_s = (*before, int(number)), event.time
 
     def _resume(self, node: str) -> None:
         """A node gets work again, also on slots that an operator has to give back."""
@@ -591,39 +645,27 @@ class RunLog:
     def over(self) -> set[str]:
         return self.jobs.keys() - set(self.may_be_there())
 
-    def _node(self, event: Event) -> None:
-        detail = event.detail or {}
-        self.down.pop(str(detail["node"]), None)
-        if event.event == "node_down":
-            self.down[str(detail["node"])] = str(detail.get("reason", ""))
-
     def out_of_service(self, now_s: float) -> dict[str, LeftOut]:
         """Slots (``node/index``) that no job gets at this time."""
         return {slot: left for slot, left in self.left_out.items() if left.until_s > now_s}
 
-    def _slot(self, event: Event) -> None:
-        detail = event.detail or {}
-        if event.event == "slot_up":
-            self.left_out.pop(str(detail.get("slot", "")), None)
+    def _slot(self, event: SlotQuarantined | SlotCleared) -> None:
+        if isinstance(event, SlotCleared):
+            self.left_out.pop(event.slot, None)
         elif event.job is None:
             self.left_out = self.out_of_service(event.time)
-            until_s = event.time + float(detail.get("seconds", 0.0))
-            self.left_out[str(detail.get("slot", ""))] = LeftOut(
-                until_s, str(detail.get("reason", "")), event.time
-            )
+            until_s = event.time + (event.seconds or 0.0)
+            self.left_out[event.slot] = LeftOut(until_s, event.reason or "", event.time)
 
-    def _decided(self, event: Event) -> None:
-        detail = event.detail or {}
-        if (kept := detail.get("restored")) is not None:
-            self._restore(kept)
-        elif self.info is None:
-            self.info = RunInfo.model_validate_json(_json(event))
-        else:
-            self.origin_s = detail.get("origin_s", self.origin_s)
-            self.policy_error = str(detail.get("error", ""))
-            self.once = bool(detail.get("once"))
-            self.counts.decided(event)
-            self.entitled = dict(_entitled(detail.get("teams", ())))
+    def _decided(self, event: Decided) -> None:
+        if event.restored is not None:
+            self._restore(event.restored)
+            return
+        self.origin_s = self.origin_s if event.origin_s is None else event.origin_s
+        self.policy_error = event.error or ""
+        self.once = bool(event.once)
+        self.counts.decided(event)
+        self.entitled = dict(_entitled(event.teams or ()))
 
     def _restore(self, kept: Mapping[str, Any]) -> None:
         """Take over what a snapshot knew, as far as this version has its fields."""
@@ -647,9 +689,9 @@ def _set(record: object, values: object, names: Iterable[str]) -> None:
         setattr(record, name, getattr(values, name))
 
 
-def _breaks_off(event: Event, job: JobLog) -> bool:
+def _breaks_off(event: Ended, job: JobLog) -> bool:
     """Whether something of a job may still run when this event ends it."""
-    return event.event != "finish" and "attempt" not in (event.detail or {}) and job.started_s is not None
+    return not isinstance(event, Finished) and event.attempt is None and job.started_s is not None
 
 
 def fold(events: Iterable[Event]) -> RunLog:
@@ -657,10 +699,6 @@ def fold(events: Iterable[Event]) -> RunLog:
     for event in events:
         log.add(event)
     return log
-
-
-def _json(event: Event) -> str:
-    return json.dumps(event.detail)
 
 
 def allocation_of(job_id: str, placement: NodeGpus, cut: Cut, beside: str | None = None) -> Allocation:

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import Event
+from pliant.schemas.event import WORKER_EVENTS, Event
 from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.contract import as_user
@@ -31,7 +31,7 @@ from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir, UnreadableError, read_record
 from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
 from pliant.tools.run.statedir.directory import StateDir, check_job
-from pliant.tools.run.statedir.log.fold import WORKER_EVENTS, JobLog, RunLog
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 
 LOOK_BYTES: Final = 1 << 18
 """Bytes of another account's events that one look reads; the next one goes on."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.event import Event, EventName
+from pliant.schemas.events import typed
 from pliant.schemas.file_io.events import EventWriter, event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns, read_events
 from pliant.schemas.job import ArrayPlace
@@ -81,10 +82,10 @@ def failed(time: float, attempt: int) -> Event:
 def test_a_job_waits_runs_reports_and_waits_again() -> None:
     known = of()
     assert (known.phase, known.submitted_s, known.gpus, known.total_samples) == ("waiting", 10.0, 0, 1000.0)
-    known.add(START)
+    known.add(typed(START))
     assert (known.phase, known.gpus, known.started_s) == ("running", 2, 11.0)
     assert (known.allocation.placement, known.allocation.cut) == ((("n0", 2),), (8, 2, 1.5))
-    known.add(holds(12.0, "preempt", 0))
+    known.add(typed(holds(12.0, "preempt", 0)))
     assert (known.phase, known.gpus, known.placement, known.ended) == ("preempted", 0, (), False)
     assert of(START).change == ("start", 11.0)
     assert of(START, progress(12.0, 8.0)).change == ("start", 11.0)
@@ -105,7 +106,7 @@ def test_failures_add_up_until_a_job_made_progress() -> None:
     assert (known.failures, known.failed_attempt, known.next_failure(16.0)) == (2, 2, FailureRecord(3, 3))
     known = of(*once, START, progress(14.0, 52.0, 2), failed(15.0, 2), progress(16.0, 55.0, 3))
     assert (known.failures, known.next_failure(17.0)) == (2, FailureRecord(3, 3))
-    known.add(progress(16.0, 61.0, 3))
+    known.add(typed(progress(16.0, 61.0, 3)))
     assert known.next_failure(17.0) == FailureRecord(1, 3), "together a hundredth of the work"
     known = of(*once, holds(100.0, "resume", 2), progress(159.0, 51.0, 2))
     assert [known.next_failure(time_s).failures for time_s in (159.0, 160.0)] == [2, 1], (
@@ -421,13 +422,13 @@ def test_why_gpus_were_lost_is_shown_until_a_change(name, gpus, detail, why) -> 
     known = of(START, holds(12.0, name, gpus, **detail))
     reason, straggled = detail["reason"], detail.get("straggled", "")
     assert (known.trouble, known.reason, known.straggled) == (why, reason, straggled)
-    known.add(event(13.0, "priority", detail={"priority": 2.0, "reason": "an order"}))
-    known.add(event(13.0, "hold", detail={"user": "ada", "uid": 7}))
-    known.add(progress(14.0, 8.0, reason="what a script says"))
+    known.add(typed(event(13.0, "priority", detail={"priority": 2.0, "reason": "an order"})))
+    known.add(typed(event(13.0, "hold", detail={"user": "ada", "uid": 7})))
+    known.add(typed(progress(14.0, 8.0, reason="what a script says")))
     assert (known.trouble, known.reason, known.held_by) == (why, reason, 7)
-    known.add(event(15.0, "unhold", detail={"user": "ada"}))
+    known.add(typed(event(15.0, "unhold", detail={"user": "ada"})))
     assert (known.held, known.held_by, known.job.priority) == (None, None, 2.0)
-    known.add(holds(16.0, "grow", 3, reason="free GPUs"))
+    known.add(typed(holds(16.0, "grow", 3, reason="free GPUs")))
     assert (known.trouble, known.reason) == ("", "free GPUs")
     assert known.straggled == straggled, "it leaves such a slot once in its life"
 
