@@ -43,8 +43,6 @@ ENDS: Final[Mapping[str, End]] = {
 """Events that end a job, and how; it holds nothing afterwards. A failed job may start again."""
 FREES: Final = frozenset({*ENDS, "requeue"})
 """Events by which a job gives up its GPUs without a decision."""
-_MOST_EPOCHS: Final = 10**9
-"""Larger numbers are not counts of epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +75,6 @@ class Event:
     detail: Annotated[
         Mapping[str, Any] | None, About("free object: reason, attempt, exit status, node, parameters")
     ] = field(default=None, hash=False)
-
-
-def epochs_done(event: Event) -> int | None:
-    """Returns None if the detail, which scripts write, does not say."""
-    number = (event.detail or {}).get("epoch")  # from 0
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < _MOST_EPOCHS:
-        return None
-    return number + 1
 
 
 def _broken(event: Event) -> Broken:

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pliant.schemas.event import ENDS, Event, epochs_done
+from pliant.schemas.event import Event
+from pliant.schemas.events import Ended, EpochEnded, Finished, Submitted, TypedEvent, typed
 from pliant.schemas.file_io.record import MOST
 from pliant.schemas.job import EpochWork
 from pliant.schemas.predictor import MOST_ROWS, Predictor, ProgressFit, SampleRow
-from pliant.schemas.runinfo import SubmitDetail
 
 Floats = NDArray[np.float64]
 FEWEST_JOBS: Final = 5
@@ -381,14 +381,14 @@ def ended_jobs(events: Iterable[Event]) -> list[EndedJob]:
     """The jobs that finished, in the order of their ends, if something can be learned from them."""
     jobs: dict[str, _JobHistory] = {}
     ended: list[EndedJob] = []
-    for event in events:
+    for event in map(typed, events):
         if event.job is None:
             continue
         job = jobs.setdefault(event.job, _JobHistory())
         _take_up(job, event)
-        if event.event in ENDS:
+        if isinstance(event, Ended):
             del jobs[event.job]
-            if event.event == "finish":
+            if isinstance(event, Finished):
                 ended.append(job.ended())
     return [job for job in ended if job.epochs]
 
@@ -414,22 +414,22 @@ class _JobHistory:
         )
 
 
-def _take_up(job: _JobHistory, event: Event) -> None:
-    if event.event == "submit":
+def _take_up(job: _JobHistory, event: TypedEvent) -> None:
+    if isinstance(event, Submitted):
         job.epoch_samples = _stated_size(event)
     if event.loss is not None and math.isnan(job.initial_loss):
         job.initial_loss = event.loss
     if event.samples_done is not None:
         job.samples_done = event.samples_done
-    if event.event == "epoch" and event.samples_done is not None:
-        number = epochs_done(event) or 1 + max(job.ends, default=0)
+    if isinstance(event, EpochEnded) and event.samples_done is not None:
+        number = event.epochs_done or 1 + max(job.ends, default=0)
         job.ends = {epoch: end for epoch, end in job.ends.items() if epoch < number}
         job.ends[number] = (event.samples_done, _number(event.loss), _number(event.metric))
 
 
-def _stated_size(event: Event) -> float:
+def _stated_size(event: Submitted) -> float:
     try:
-        work = SubmitDetail.model_validate(event.detail, strict=False).job.work
+        work = event.submission().job.work
     except ValidationError:
         return math.nan
     return (isinstance(work, EpochWork) and work.dataset_size) or math.nan

@@ -16,19 +16,52 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, OF_NODES, OF_SLOTS, ORDERS, Event, epochs_done
+from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, Event
+from pliant.schemas.events import (
+    Cancelled,
+    Checkpointed,
+    Decided,
+    Drained,
+    Ended,
+    EpochEnded,
+    Failed,
+    Finished,
+    Held,
+    Moved,
+    NodeDown,
+    NodeUp,
+    Placed,
+    Preempted,
+    Prioritized,
+    Progressed,
+    Rejected,
+    Released,
+    Requeued,
+    Resized,
+    RunBegan,
+    SlotCleared,
+    SlotQuarantined,
+    Started,
+    Submitted,
+    Trained,
+    TypedEvent,
+    Undrained,
+    Unheld,
+    Updated,
+    typed,
+)  # fmt: skip
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
-from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus, Observation
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
@@ -183,141 +216,143 @@ def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ())
     return sorted(arrived, key=lambda job: (job.submit_time, job.id))
 
 
-def apply_events(session: Session, events: Sequence[Event]) -> None:
+def apply_events(session: Session, rows: Sequence[Event]) -> None:
     """Apply one event, or changes of GPUs that were decided together.
 
     :raises KeyError: a job or a node is not known.
     :raises ValueError: the events contradict what the session knows.
     """
-    event = events[0]
-    if event.event in ALLOCATION_EVENTS:
-        _apply_holdings(session, [each for each in events if each.job not in session.ended])
-    elif event.event == "submit":
-        session.take_up(_job(event), event.time)
-    elif event.event in OF_NODES:
-        node = str((event.detail or {})["node"])
-        change = session.node_down if event.event == "node_down" else session.node_up
-        change(node, event.time)
-    elif event.event == "decision":
-        session.advance(event.time)
-    elif event.event in OF_SLOTS:
-        _apply_slot(session, event)
-    elif event.event in ORDERS:
-        _apply_order(session, event)
-    elif event.job is not None:
-        _apply_job(session, event, event.job)
+    event = typed(rows[0])
+    match event:
+        case Started() | Resized() | Moved() | Preempted():
+            _apply_allocations(session, [typed(row) for row in rows if row.job not in session.ended])
+        case Submitted():
+            session.take_up(_job(event), event.time)
+        case NodeDown() | NodeUp():
+            change = session.node_up if isinstance(event, NodeUp) else session.node_down
+            change(event.node, event.time)
+        case RunBegan() | Decided():
+            session.advance(event.time)
+        case SlotQuarantined() | SlotCleared():
+            _apply_slot(session, event)
+        case Drained():
+            session.drain(event.node, event.time, now=bool(event.now))
+        case Undrained():
+            session.resume(event.node, event.time)
+        case Held() | Unheld() | Updated() | Prioritized():
+            _apply_order(session, event)
+        case Requeued() | Finished() | Failed() | Cancelled() | Rejected():
+            _stop(session, event)
+        case Progressed() | Checkpointed() | EpochEnded():
+            _apply_report(session, event)
+        case Released():
+            pass
+        case _:
+            assert_never(event)
 
 
-def _apply_order(session: Session, event: Event) -> None:
-    job_id, detail = event.job or "", event.detail or {}
-    if event.event == "drain":
-        session.drain(str(detail["node"]), event.time, now=bool(detail.get("now")))
-    elif event.event == "undrain":
-        session.resume(str(detail["node"]), event.time)
+def _apply_order(session: Session, event: Held | Unheld | Updated | Prioritized) -> None:
+    job_id, time_s = event.job or "", event.time
     if job_id not in session.jobs:
         return
-    if event.event == "hold":
-        session.hold_back(job_id, event.time, str(detail.get("user", "")))
-    elif event.event == "unhold":
-        session.let_go(job_id, event.time)
-    elif event.event == "update":
-        spec = updated_if_valid(session.jobs[job_id].spec, detail["changes"])
-        session.update(job_id, event.time, spec)
-    else:
-        session.prioritize(job_id, event.time, float(detail["priority"]))
+    match event:
+        case Held():
+            session.hold_back(job_id, time_s, event.user or "")
+        case Unheld():
+            session.let_go(job_id, time_s)
+        case Updated():
+            session.update(job_id, time_s, updated_if_valid(session.jobs[job_id].spec, event.changes or {}))
+        case Prioritized():
+            session.prioritize(job_id, time_s, float(event.priority or 0.0))
 
 
-def _apply_slot(session: Session, event: Event) -> None:
-    detail = event.detail or {}
-    slot = str(detail["slot"])
-    if event.event == "slot_up":
-        session.restore(slot, event.time)
+def _apply_slot(session: Session, event: SlotQuarantined | SlotCleared) -> None:
+    if isinstance(event, SlotCleared):
+        session.restore(event.slot, event.time)
         if event.job is not None:
             session.quarantine.release(event.job)
         return
-    until_s = event.time + float(detail["seconds"])
+    until_s = event.time + (event.seconds or 0.0)
     if event.job is None:
-        session.withdraw(slot, event.time, until_s)
+        session.withdraw(event.slot, event.time, until_s)
     else:
-        session.quarantine.bar(event.job, slot, until_s)
+        session.quarantine.bar(event.job, event.slot, until_s)
 
 
-def _apply_holdings(session: Session, events: Sequence[Event]) -> None:
-    session.adopt(
-        [
-            AllocationUpdate(
-                event.job or "",
-                event.placement or (),
-                event.global_batch,
-                _servers(event),
-                (event.detail or {}).get("beside"),
-            )
-            for event in events
-        ],
-        events[0].time if events else 0.0,
-    )
-    for event in events:
-        correct(session.jobs[event.job or ""], event)
+def _apply_allocations(session: Session, events: Sequence[TypedEvent]) -> None:
+    changes = [event for event in events if isinstance(event, Started | Resized | Moved | Preempted)]
+    session.adopt([_update(event) for event in changes], changes[0].time if changes else 0.0)
+    for event in changes:
+        job = session.jobs[event.job or ""]
+        correct(job, event)
+        if job.gpus and event.overhead_seconds:
+            job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
         _apply_wait(session, event)
 
 
-def _servers(event: Event) -> NodeGpus:
-    return tuple((name, count) for name, count in (event.detail or {}).get("servers", ()))
+def _update(event: Placed | Preempted) -> AllocationUpdate:
+    place, batch = event.placement or (), event.global_batch
+    if isinstance(event, Preempted):
+        return AllocationUpdate(event.job or "", place, batch)
+    servers = tuple((name, count) for name, count in event.servers or ())
+    return AllocationUpdate(event.job or "", place, batch, servers, event.beside)
 
 
-def _apply_job(session: Session, event: Event, job_id: str) -> None:
-    if event.event in ENDS:
+def _stop(session: Session, event: Requeued | Ended) -> None:
+    """A job waits again, or ends."""
+    job_id = event.job or ""
+    if not isinstance(event, Requeued):
         session.turned_away.pop(job_id, None)
-    if job_id in session.ended and event.event == "requeue" and "order" in (event.detail or {}):
+    elif job_id in session.ended and event.order is not None:
         session.revive(job_id, event.time)
     if job_id in session.ended:
-        return  # a straggler: its workers wrote a last line after it ended
+        return
     job = session.jobs[job_id]
-    if event.event == "requeue":
+    if isinstance(event, Requeued):
         session.lose(job_id, event.time)
         _apply_wait(session, event)
+        correct(job, event)
+    else:
+        correct(job, event)
+        session.end(job_id, event.time, ENDS[event.name])
+
+
+def _apply_wait(session: Session, event: Placed | Preempted | Requeued) -> None:
+    if event.wait_seconds is not None and event.job is not None:
+        session.quarantine.hold(event.job, event.time + event.wait_seconds)
+
+
+def _apply_report(session: Session, event: Trained) -> None:
+    job_id = event.job or ""
+    if job_id in session.ended:
+        return  # its workers wrote a last line after it ended
+    job = session.jobs[job_id]
     correct(job, event)
-    if event.event == "progress" and event.global_batch is not None and job.spec.batch.regimes:
+    if isinstance(event, Progressed) and event.global_batch is not None and job.spec.batch.regimes:
         session.take_batch(job_id, event.global_batch, job.samples_done(event.time), event.time)
-    if event.event in ENDS:
-        session.end(job_id, event.time, ENDS[event.event])
 
 
-def _apply_wait(session: Session, event: Event) -> None:
-    seconds = (event.detail or {}).get("wait_seconds")
-    if seconds is not None and event.job is not None:
-        session.quarantine.hold(event.job, event.time + float(seconds))
-
-
-def correct(job: JobState, event: Event) -> None:
-    """Correct a job by what was measured: progress, loss, speed, noise, overhead."""
+def correct(job: JobState, event: TypedEvent) -> None:
+    """Correct a job by what was measured: progress, loss, speed, noise."""
     if event.samples_done is not None:
         job.report_progress(event.time, event.samples_done)
     if event.loss is not None:
         job.report_loss(event.loss)
-    measured = event.detail or {}
-    if event.event == "epoch":
-        _end_epoch(job, event)
-    if (seen := measured.get("observed")) is not None:
+    if not isinstance(event, Trained):
+        return
+    if isinstance(event, EpochEnded) and event.samples_done is not None:
+        number = event.epochs_done or 1 + (job.epochs[-1].epoch if job.epochs else 0)
+        job.end_epoch(EpochEnd(number, event.samples_done, event.loss, event.metric))
+    if (seen := event.observed) is not None:
         place, local, accum = tuple(seen["placement"]), seen["local_batch"], seen["accum"]
         job.observe(Observation(place, local, accum, seen["step_seconds"], None, job.gpu_type))
-    if (noise_scale := measured.get("noise_scale")) is not None:
-        job.noise_scale = float(noise_scale)
-    if event.event in ALLOCATION_EVENTS and job.gpus and event.overhead_seconds:
-        job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
+    if event.noise_scale is not None:
+        job.noise_scale = float(event.noise_scale)
 
 
-def _end_epoch(job: JobState, event: Event) -> None:
-    if event.samples_done is not None:
-        number = epochs_done(event) or 1 + (job.epochs[-1].epoch if job.epochs else 0)
-        job.end_epoch(EpochEnd(number, event.samples_done, event.loss, event.metric))
-
-
-def _job(event: Event) -> Job:
-    from pliant.schemas.runinfo import SubmitDetail
-
+def _job(event: Submitted) -> Job:
     try:
-        return SubmitDetail.model_validate(event.detail, strict=False).job
+        return event.submission().job
     except ValidationError as error:
         raise ValueError(str(problems_of(error, "detail")[0])) from error
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
+from pliant.schemas.events import typed
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.job import ArrayPlace, Changes, Job
 from pliant.schemas.schedule import PolicyUse, Schedule
@@ -224,7 +225,7 @@ class Story:
 
     def _say(self, job: JobState, event: Event) -> None:
         self.events.append(event)
-        correct(job, event)
+        correct(job, typed(event))
 
 
 def _transition_event(transition: Transition, now_s: float) -> Event:

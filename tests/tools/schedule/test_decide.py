@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pliant.schemas.cluster import Shares, UserLimit
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.events import typed
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import PolicyState, Schedule
@@ -317,7 +318,7 @@ def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     )
     state = held.jobs["a"]
     assert state.samples_done(45) == 30 + 10 * 4, "it trains from 35 s on"
-    correct(state, Event(50, "epoch", "a", loss=0.5, samples_done=90))
+    correct(state, typed(Event(50, "epoch", "a", loss=0.5, samples_done=90)))
     assert (state.gpus, state.placement, state.phase) == (4, (("n0", 4),), Phase.RUNNING)
     assert state.attained_service_s(60) == 20 * 2 + 30 * 4
     assert state.samples_done(60) == 90 + 10 * 4
