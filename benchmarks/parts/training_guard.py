@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.parts.figure import ROOT, Figure
-from pliant.tools.run.elastic.loop.loop import TrainingLoop
+from pliant.tools.run.elastic.loop.workers import WorkerGroup
 
 LIMIT: Final = 0.01
 SCRIPTS: Final = ("stripes", "get_batch", "gan", "rnn")
@@ -63,18 +63,18 @@ def _timed(method: Callable[..., Any], spent: list[float]) -> Callable[..., Any]
 def main(script: str, times: str) -> None:
     """Run a script as one of the workers, of which rank 0 writes the times."""
     spent, began = [0.0], list[float]()
-    TrainingLoop._compare = _timed(TrainingLoop._compare, spent)  # type: ignore[method-assign]
-    start = TrainingLoop._start
+    WorkerGroup.compare = _timed(WorkerGroup.compare, spent)  # type: ignore[method-assign]
+    start = WorkerGroup.start
 
-    def starts(loop: TrainingLoop) -> None:
+    def starts(workers: WorkerGroup) -> None:
         began.append(time.perf_counter())
-        start(loop)
+        start(workers)
 
     def write() -> None:
         if os.environ.get("RANK") == "0" and began:
             Path(times).write_text(json.dumps([spent[0], time.perf_counter() - began[0]]))
 
-    TrainingLoop._start = starts  # type: ignore[method-assign]
+    WorkerGroup.start = starts  # type: ignore[method-assign]
     atexit.register(write)
     sys.argv = [script]
     runpy.run_path(script, run_name="__main__")

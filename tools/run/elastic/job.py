@@ -35,6 +35,7 @@ from pliant.tools.run.elastic.loop.prepared import (
     inner_optimizers,
     watch_others,
 )
+from pliant.tools.run.elastic.loop.workers import Batching, WorkerGroup
 from pliant.tools.run.elastic.measured import Measured, Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
@@ -159,14 +160,14 @@ class ElasticJob:
         if self._loop is None:
             return True
         if isinstance(self._loop, TrainingLoop):
-            self._loop.passes.consulted = True
-        return not self._loop.quiet()
+            self._loop.stepper.checks.consulted = True
+        return not self._loop.stepper.quiet()
 
     @property
     def batch_size(self) -> int:
         """Samples of an optimizer step, over all workers."""
         loop = self._trained()
-        return loop.global_batch if isinstance(loop, Measurement) else loop.split.global_batch
+        return loop.batch_size if isinstance(loop, Measurement) else loop.workers.split.global_batch
 
     @overload
     def prepare(
@@ -253,28 +254,27 @@ class ElasticJob:
             for optimizer in given.optimizers.values():
                 guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return given.in_order(given.models, loader)
-        loop = TrainingLoop(
+        workers = WorkerGroup(
             self._context,
             self._training(given.together, given.optimizers),
             gradients,
             averaging,
-            batch_size=self._batch_size,
-            micro_batch_size=self._micro_batch_size,
-            drop_last=drop_last,
+            Batching(self._batch_size, self._micro_batch_size, drop_last),
             membership=self._membership,
-            dataset_size=0 if source is None else source.size,
             ends_on_difference=self._ends_on_difference,
         )
+        size = 0 if source is None else source.size
+        loop = TrainingLoop(workers, dataset_size=size, drop_last=drop_last)
         if isinstance(source, DataSource) and not num_workers:
-            loop.guard.dataset = source.dataset
+            workers.guard.dataset = source.dataset
         for optimizer in inner_optimizers(given.optimizers.values()):
             guard_optimizer(
                 optimizer,
                 ("step",),
-                loop.quiet,
-                loop.whole_step,
+                loop.stepper.quiet,
+                loop.stepper.around_optimizer,
                 self._checked,
-                called=loop.optimizer_called,
+                called=loop.stepper.optimizer_called,
                 zeroed=gradients.zeroed,
             )
         if isinstance(source, StreamSource):
@@ -291,7 +291,7 @@ class ElasticJob:
                 given.optimizers.values(),
                 given.models.values(),
                 lambda: loop.training.counters.step,
-                loop.warn,
+                workers.warn,
             )
         loop.training.gradients = gradients
         return given.in_order(given.models, loader)
@@ -320,8 +320,10 @@ class ElasticJob:
             guard_helper(
                 helper,
                 self._quiet,
-                lambda: self._loop is not None and self._loop.after_loop(),
-                lambda optimizer: None if self._loop is None else self._loop.optimizer_called(optimizer),
+                lambda: self._loop is not None and self._loop.stepper.after_loop(),
+                lambda optimizer: (
+                    None if self._loop is None else self._loop.stepper.optimizer_called(optimizer)
+                ),
             )
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -385,14 +387,14 @@ class ElasticJob:
 
         :raises UsageError: the script is in no loop over batches or steps.
         """
-        loop = self._trained()
-        if below is not None:
-            size = (below,)
-            return cast(
-                "torch.Tensor",
-                loop.draw(lambda count, generator: torch.randint(*size, (count,), generator=generator)),
-            )
-        return loop.numbers()
+        body = self._trained().body
+        if below is None:
+            return body.numbers()
+
+        def draw(count: int, generator: torch.Generator) -> torch.Tensor:
+            return torch.randint(below, (count,), generator=generator)
+
+        return cast("torch.Tensor", body.draw(draw))
 
     def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
         """Draw for the whole batch, and keep the rows of this worker's samples: noise, for example.
@@ -405,7 +407,7 @@ class ElasticJob:
 
         :raises UsageError: the script is in no loop over batches or steps.
         """
-        return self._trained().draw(make)
+        return self._trained().body.draw(make)
 
     def carried(self, make: Callable[[int], Any], *, dim: int = 0) -> Carried:
         """What each row of a batch hands on to that of the next one, as the hidden state of a recurrent net.
@@ -422,7 +424,7 @@ class ElasticJob:
 
         :raises UsageError: training has begun.
         """
-        found = Carried(make, dim, self._trained)
+        found = Carried(make, dim, lambda: self._trained().body)
         self.register(**{f"carried-{len(self._helpers)}": found})
         return found
 
@@ -440,7 +442,7 @@ class ElasticJob:
 
         :raises UsageError: it is called outside of the loop over ``epochs`` or ``steps``.
         """
-        return cast("T", self._trained().combine(value, mean=True))
+        return cast("T", self._trained().body.combine(value, mean=True))
 
     def sum(self, value: T | Callable[[], T]) -> T:
         """The sum of ``value`` over the workers, as :meth:`mean`: for an evaluation that they share::
@@ -453,7 +455,7 @@ class ElasticJob:
 
         A function is called again if the workers change meanwhile.
         """
-        return cast("T", self._trained().combine(value, mean=False))
+        return cast("T", self._trained().body.combine(value, mean=False))
 
     def weigh(self, count: float) -> None:
         """Say that the loss of this micro-batch is a mean over ``count`` of something, not over its samples.
@@ -467,13 +469,13 @@ class ElasticJob:
 
         :raises UsageError: it comes after the backward pass, or outside of the loop over batches.
         """
-        self._trained().weigh(count)
+        self._trained().body.weigh(count)
 
     def log(
         self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None
     ) -> None:
         """Report the loss of a batch, inside the loop, or a validation metric, once per evaluation."""
-        self._trained().log(loss, metric)
+        self._trained().body.log(loss, metric)
 
     def agree(self, value: V | Callable[[], V]) -> V:
         """Rank 0's ``value`` on every worker: for what only rank 0 knows, or what may differ slightly.
@@ -492,7 +494,7 @@ class ElasticJob:
 
         :raises UsageError: it is called elsewhere.
         """
-        return cast("V", self._trained().agree(value))
+        return cast("V", self._trained().body.agree(value))
 
     def _source(
         self,
@@ -525,17 +527,17 @@ class ElasticJob:
         return self._membership is not None or self.world_size > 1 or self._micro_batch_size is not None
 
     def _quiet(self) -> bool:
-        return self._loop is not None and self._loop.quiet()
+        return self._loop is not None and self._loop.stepper.quiet()
 
     def _checked(self, closure: Closure) -> Closure:
-        loop = self._trained()
-        loop.has_closure = True
+        stepper = self._trained().stepper
+        stepper.has_closure()
         return checked(
             closure,
-            accumulates=loop.accumulates,
+            accumulates=stepper.accumulates,
             workers=self.world_size,
-            failed=lambda: loop.failed,
-            whole=loop.closure_called,
+            failed=lambda: stepper.failed,
+            whole=stepper.closure_called,
         )
 
     def _trained(self) -> TrainingLoop | Measurement:

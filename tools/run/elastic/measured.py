@@ -25,7 +25,7 @@ from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
-from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Training, each_model
+from pliant.tools.run.elastic.state.training import Cursor, EpochPhase, Training, each_model
 from pliant.tools.run.elastic.state.transfer import pass_on
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -35,8 +35,6 @@ class Measurement:
     """Loop and loader of a script that is measured; nothing is counted, saved or reported."""
 
     started = False
-    failed = False
-    has_closure = False
 
     def __init__(
         self,
@@ -48,15 +46,15 @@ class Measurement:
         *,
         split: BatchSplit | None = None,
     ) -> None:
-        """:param source: None where the script takes its own samples; ``split``: of the script's batch."""
+        """:param source: None where the script takes its own samples.
+        :param split: that of the script's batch.
+        """
         self._source, self._backend, self._split = source, backend, split
-        self.device = next(training.model.parameters()).device
         self._training = training
-        self._indices: list[int] = []
-        self._looks = 0
         changes = Changes(self._checkpoint, self._rescale)
-        size = ANY_SIZE if source is None else source.size
-        self._sweep = Sweep(request, models, size, self._read, changes)
+        self._sweep = Sweep(request, models, ANY_SIZE if source is None else source.size, self._read, changes)
+        self.stepper = MeasuredStepper(self._sweep)
+        self.body = MeasuredBody(self._sweep, next(training.model.parameters()).device)
 
     def epochs(self, count: int) -> Iterator[int]:
         """One epoch, which the loader does not let end."""
@@ -67,72 +65,21 @@ class Measurement:
         """Always step 1: a script evaluates and writes at round numbers, and at 0."""
         del count
         for indices in self._sweep:
-            self._indices = indices
+            self.body.indices = indices
             yield 1
 
     def micro_steps(self) -> Iterator[int]:
         """One: each pass of the loop body is a micro-step here."""
         yield 0
 
-    def numbers(self) -> torch.Tensor:
-        return torch.tensor(self._indices)
-
-    def rows(self) -> Rows:
-        """As of one worker, and each time of a step of its own."""
-        self._looks += 1
-        count = self._sweep.local_batch
-        return Rows(0, count, count, count, self._looks, 0, 0, last=True, counts=True, after_optimizer=False)
-
-    def add_up(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Among the workers that are measured together, as in a training."""
-        for tensor in tensors if dist.is_initialized() else ():
-            dist.all_reduce(tensor)
-        return True
-
-    def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
-        return to_device(make(self._sweep.local_batch, torch.default_generator), self.device)
-
-    @property
-    def global_batch(self) -> int:
-        return self._sweep.local_batch
-
-    def closure_called(self) -> None:
-        """Nothing."""
-
-    def optimizer_called(self, optimizer: Optimizer) -> None:
-        """Nothing: micro-steps are not repeated for optimizers that take turns."""
-
-    def after_loop(self) -> bool:
-        return False
-
-    def quiet(self) -> bool:
-        return not self._sweep.boundary
-
-    @property
-    def accumulates(self) -> bool:
-        return self.quiet()
-
-    def combine(self, value: Any, *, mean: bool) -> Any:
-        """The value itself: a measurement decides nothing."""
-        del mean
-        return value() if callable(value) else value
-
-    def weigh(self, count: float) -> None:
-        """Nothing: a measurement trains for no result."""
-
-    def agree(self, value: Any) -> Any:
-        """The value itself: every worker measures the same."""
-        return numbers_of(value() if callable(value) else value)
-
-    def log(self, loss: object, metric: object) -> None:
-        """Nothing: a measurement trains for no result."""
-
     @property
     def batch_size(self) -> int:
-        return self.global_batch
+        """Samples of a step of this process."""
+        return self._sweep.local_batch
 
     @property
     def steps_done(self) -> int:
+        """None, as at the start of an epoch."""
         return 0
 
     def __len__(self) -> int:
@@ -142,10 +89,12 @@ class Measurement:
 
     @property
     def dataset(self) -> Any:
+        """The dataset of the script, or None."""
         return None if self._source is None else self._source.dataset
 
     @property
     def sampler(self) -> SampleOrder:
+        """What scripts ask a ``DistributedSampler``."""
         return SampleOrder(0 if self._source is None else self._source.size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -160,12 +109,88 @@ class Measurement:
             self._training.resume(state)
 
     def _rescale(self, folder: Path) -> float:
-        return rehearse(folder, self._training, self.device, self._backend)
+        return rehearse(folder, self._training, self.body.device, self._backend)
 
     def _read(self, indices: Iterable[list[int]]) -> Iterable[Any]:
         if self._source is None:
             return indices
         return self._source.on_device(self._source.loader(indices, torch.Generator()))
+
+
+class MeasuredStepper:
+    """What optimizers and helpers ask at their steps: only the last micro-step of a visit counts."""
+
+    failed = False
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+
+    def quiet(self) -> bool:
+        """Whether the micro-step ends no step."""
+        return not self._sweep.boundary
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the step has several micro-steps."""
+        return self.quiet()
+
+    def after_loop(self) -> bool:
+        """Never: the measurement ends the script."""
+        return False
+
+    def has_closure(self) -> None:
+        """Nothing."""
+
+    def closure_called(self) -> None:
+        """Nothing."""
+
+    def optimizer_called(self, optimizer: Optimizer) -> None:
+        """Nothing: micro-steps are not repeated for optimizers that take turns."""
+
+
+class MeasuredBody:
+    """What the script asks for in its loop: each worker is alone, and decides nothing."""
+
+    def __init__(self, sweep: Sweep, device: torch.device) -> None:
+        self.device, self._sweep = device, sweep
+        # Numbers of the samples of the step.
+        self.indices: list[int] = []
+        self._looks = 0
+
+    def numbers(self) -> torch.Tensor:
+        """Numbers of the samples: int64."""
+        return torch.tensor(self.indices)
+
+    def rows(self) -> Rows:
+        """All rows, as of one worker, and each time of a step of its own."""
+        self._looks += 1
+        count = self._sweep.local_batch
+        return Rows(0, count, count, count, self._looks, 0, 0, last=True, counts=True, after_optimizer=False)
+
+    def add_up(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Make the sums over the workers that are measured together, in place."""
+        for tensor in tensors if dist.is_initialized() else ():
+            dist.all_reduce(tensor)
+        return True
+
+    def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
+        """What ``make`` draws for the samples, on the device."""
+        return to_device(make(self._sweep.local_batch, torch.default_generator), self.device)
+
+    def combine(self, value: Any, *, mean: bool) -> Any:
+        """The value itself: a measurement decides nothing."""
+        del mean
+        return value() if callable(value) else value
+
+    def agree(self, value: Any) -> Any:
+        """The value itself: every worker measures the same."""
+        return numbers_of(value() if callable(value) else value)
+
+    def weigh(self, count: float) -> None:
+        """Nothing: a measurement trains for no result."""
+
+    def log(self, loss: object, metric: object) -> None:
+        """Nothing: a measurement trains for no result."""
 
 
 class Measured(nn.ModuleDict):
@@ -186,7 +211,7 @@ class Measured(nn.ModuleDict):
 
 
 ROUNDS: Final = 5
-_TRAINS: Final = Cursor(0, 1, IN_EPOCH)
+_TRAINS: Final = Cursor(0, 1, EpochPhase.STEPS)
 
 
 def rehearse(folder: Path, training: Training, device: torch.device, backend: str | None) -> float:

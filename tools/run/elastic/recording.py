@@ -104,7 +104,7 @@ class RecordedJob(ElasticJob):
             if isinstance(one, ElasticLoader | ElasticStream):
                 one.observed = recorder.batches
         if isinstance(self._loop, TrainingLoop):
-            split = self._loop.split
+            split = self._loop.workers.split
             script = RecordedScript(split.global_batch, split.accum, recorder.dropouts, recorder.norms)
             recorder.folder.script.write_text(json.dumps(asdict(script)))
         return prepared
@@ -130,7 +130,7 @@ class RecordedJob(ElasticJob):
 
     def _seen(self, drawn: Any) -> Any:
         if isinstance(self._loop, TrainingLoop):
-            self.recorder.see(self._loop.micro, drawn)
+            self.recorder.see(self._loop.body.micro, drawn)
         return drawn
 
     def _source(self, dataset: Any, *others: Any, **named: Any) -> Any:

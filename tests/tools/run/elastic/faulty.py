@@ -69,7 +69,7 @@ def beginning() -> str:
 
 
 def break_exchange() -> None:
-    group = job._loop._averaging._group  # type: ignore[union-attr]
+    group = job._loop.workers.averaging._group  # type: ignore[union-attr]
     device = torch.device("cpu")
     if group is not None and not isinstance(group._backend(device), Broken):
         group._backends[device] = Broken(group._backend(device))

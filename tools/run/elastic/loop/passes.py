@@ -32,6 +32,7 @@ from pliant.tools.run.elastic.loop.batches import (
     to_device,
 )
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
+from pliant.tools.run.elastic.loop.step import InnerLoop
 from pliant.tools.run.elastic.state.training import Stateful, mixed_seed
 
 
@@ -46,7 +47,7 @@ class Passes(ABC):
     @property
     def batch_size(self) -> int:
         """Samples of an optimizer step, over all workers."""
-        return self._loop.split.global_batch
+        return self._loop.workers.split.global_batch
 
     @batch_size.setter
     def batch_size(self, size: int) -> None:
@@ -60,18 +61,18 @@ class Passes(ABC):
         """What the loop body gets for each micro-batch."""
 
     def __iter__(self) -> Iterator[Any]:
-        loop = self._loop
-        number = loop.begin_pass()
+        loop, workers = self._loop, self._loop.workers
+        number = loop.begin_loop()
         division = -1
         try:
-            while division != loop.division and not loop.is_through:
-                division = loop.division
+            while division != workers.division and not loop.is_complete:
+                division = workers.division
                 if not (yield from self._until_divided_again(division, number)):
                     return
         except GeneratorExit:
             loop.leave_loop(number)
             raise
-        loop.end_pass()
+        loop.end_loop()
 
     def _until_divided_again(self, division: int, number: int) -> Generator[Any, None, bool]:
         """Passes to the end of the epoch, or until the work is divided again.
@@ -80,15 +81,16 @@ class Passes(ABC):
         :returns: False if the epoch was over when that loop was continued.
         """
         loop, counters = self._loop, self._loop.training.counters
-        epoch, trained, rank = counters.epoch, counters.epoch_samples, loop.context.rank
-        micros = micro_batches(loop.dataset_size, trained, loop.split, rank, resumed=loop.resumed)
+        workers, stepper = loop.workers, loop.stepper
+        epoch, trained, rank = counters.epoch, counters.epoch_samples, workers.context.rank
+        micros = micro_batches(loop.dataset_size, trained, workers.split, rank, resumed=loop.resumed)
         for micro, given in self._with_turns(self.observed(self._given(micros)), division):
-            loop.begin(micro, given)
+            stepper.begin(micro, given)
             yield given
             if not loop.goes_on(number, epoch, is_last=micro.last and not micro.steps_left):
                 return False
-            loop.end(given)
-            if loop.division != division:
+            stepper.end(given)
+            if workers.division != division:
                 break
         return True
 
@@ -96,13 +98,14 @@ class Passes(ABC):
         self, passes: Iterator[tuple[MicroBatch, Any]], division: int
     ) -> Iterator[tuple[MicroBatch, Any]]:
         """The same, with those of a step again while optimizers wait for their turn."""
-        loop, held = self._loop, list[tuple[MicroBatch, Any]]()
+        workers, held = self._loop.workers, list[tuple[MicroBatch, Any]]()
+        step = workers.step
         for one in passes:
             yield one
             held.append(one)
-            while one[0].last and loop.is_mid_step and loop.division == division:
+            while one[0].last and step.under_way and workers.division == division:
                 yield from held
-            if not loop.is_mid_step:
+            if not step.under_way:
                 held.clear()
 
 
@@ -119,7 +122,7 @@ class ElasticLoader(Passes):
         self._batches = source.loader(_Indices(self._indices), self._generator)
 
     def __len__(self) -> int:
-        return self._loop.split.steps_per_epoch(self._source.size)
+        return self._loop.workers.split.steps_per_epoch(self._source.size)
 
     def __iter__(self) -> Iterator[Any]:
         self._loop.dataset_size = self._source.size  # it may be another one in each epoch
@@ -141,21 +144,17 @@ class ElasticLoader(Passes):
         A worker may begin in the middle of an epoch, and a step may be tried twice. So a loop that does not
         take all batches ends by this, before it trains one: ``if loader.steps_done == 100: break``.
         """
-        self._loop.asked_for_steps = True
-        return math.ceil(self._loop.training.counters.epoch_samples / self._loop.split.global_batch)
+        self._loop.epoch.asked_for_steps = True
+        return math.ceil(self._loop.training.counters.epoch_samples / self.batch_size)
 
     def _given(self, micros: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
-        loop = self._loop
-        step = loop.training.counters.step
-        self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
+        workers, training = self._loop.workers, self._loop.training
+        seed, counters = training.seed, training.counters
+        self._generator.manual_seed(mixed_seed(seed, counters.step, workers.context.rank))
         ahead, self._read_ahead = tee(micros)
-        batches, seed, epoch = (
-            iter(self._source.on_device(self._batches)),
-            loop.training.seed,
-            loop.training.counters.epoch,
-        )
+        epoch, batches = counters.epoch, iter(self._source.on_device(self._batches))
         for micro in ahead:  # not by zip, which keeps its first pair for as long as the caller does
-            with loop.draws.reading(seed, epoch, micro.start):
+            with workers.draws.reading(seed, epoch, micro.start):
                 batch = next(batches)
             yield micro, batch
 
@@ -164,7 +163,7 @@ class ElasticLoader(Passes):
         order = self._source.order(
             loop.dataset_size, counters.epoch, loop.training.seed, shuffle=self._shuffle
         ).numpy()
-        loop.guard.order = zlib.crc32(order.tobytes())
+        loop.workers.guard.order = zlib.crc32(order.tobytes())
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
 
@@ -201,7 +200,7 @@ class ElasticSteps(Passes):
 
     def __init__(self, loop: TrainingLoop, count: int) -> None:
         super().__init__(loop)
-        self._base = loop.base_batch()
+        self._base = loop.workers.base_batch()
         self._count = count
         self._step: list[MicroBatch] = []
         # Loops over its micro-steps that the loop body has begun in its pass.
@@ -209,7 +208,7 @@ class ElasticSteps(Passes):
 
     def __iter__(self) -> Iterator[int]:
         loop = self._loop
-        loop.dataset_size, loop.by_steps = self._count * self._base, True
+        loop.dataset_size, loop.stepper.by_steps = self._count * self._base, True
         for _ in loop.epochs(1):
             yield from super().__iter__()
 
@@ -218,9 +217,9 @@ class ElasticSteps(Passes):
         self._inner_loops += 1
         mine = self._inner_loops
         for number, micro in enumerate(self._step):
-            self._loop.inner(micro, mine)
+            self._loop.stepper.inner(micro, mine)
             yield number
-        self._loop.inner(None, mine)
+        self._loop.stepper.inner(None, mine)
 
     def _given(self, micros: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
         step: list[MicroBatch] = []
@@ -237,9 +236,9 @@ class ElasticSteps(Passes):
         for micro in self._step:
             self._inner_loops = 0
             yield micro, number
-            if loop.took_all:
+            if loop.stepper.step.inner is InnerLoop.COMPLETE:
                 return
-            if loop.took_some:
+            if loop.stepper.step.inner is InnerLoop.BEGUN:
                 raise UsageError("take all of job.micro_steps(): the loop over them was left before its end")
 
 
@@ -400,8 +399,8 @@ class ElasticStream(Passes):
     def _given(self, micros: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
         """The micro-batches come from the stream: how many there are shows at its end."""
         del micros
-        loop, reader = self._loop, self.reader
-        split, counters, rank = loop.split, loop.training.counters, loop.context.rank
+        loop, reader, workers = self._loop, self.reader, self._loop.workers
+        split, counters, rank = workers.split, loop.training.counters, workers.context.rank
         epoch, trained, resumed = counters.epoch, counters.epoch_samples, loop.resumed
         reader.turn_to(epoch)
         if not reader.ahead(trained, 1) and not trained:

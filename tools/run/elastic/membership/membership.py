@@ -55,8 +55,8 @@ from pliant.tools.run.elastic.membership.standstill import Position, StandstillW
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
 from pliant.tools.run.elastic.state.checkpoint import Saving
 from pliant.tools.run.elastic.state.training import (
-    IN_EPOCH,
     Cursor,
+    EpochPhase,
     Mean,
     Training,
     TrainingCounters,
@@ -303,7 +303,7 @@ class Membership:
         reporter.step_done(training.counters, losses if alone else Mean(), step_s)
         if not self._is_known:
             self._make_known()
-        return self.hear()
+        return self.collect_vote()
 
     def left_out(self) -> None:
         """The step ends, and nothing of it was trained here: all workers must have left it out."""
@@ -325,7 +325,7 @@ class Membership:
         since_s = time.monotonic() if self._step_since_s is None else self._step_since_s
         return self._lost(released(error), since_s)
 
-    def hear(self) -> Continue | Regroup:
+    def collect_vote(self) -> Continue | Regroup:
         """Learn what was agreed for the step that ends, or that the loop body has left."""
         if not self._vote.is_open:
             return CONTINUE
@@ -333,7 +333,7 @@ class Membership:
         if isinstance(answer := self._together(lambda: found.append(self._vote.result())), Regroup):
             return answer
         self._agreed = max(self._agreed, *found)
-        self._saving.hear(self._vote.saved_step)
+        self._saving.note_saved(self._vote.saved_step)
         self._reporter.workers_needed(self._vote.own_s)
         self._reporter.add_losses(Mean(*self._vote.losses))
         return CONTINUE
@@ -364,7 +364,7 @@ class Membership:
     def between_epochs(self) -> Continue | Regroup:
         """Between two epochs: look for news, because the end of the epoch may have taken long."""
         answer = self._together(self._cast)
-        return answer if isinstance(answer, Regroup) else self.hear()
+        return answer if isinstance(answer, Regroup) else self.collect_vote()
 
     def epoch_left(self) -> Continue | Regroup:
         """Check that all workers have left an epoch midway, if one of them joined in its middle.
@@ -541,7 +541,7 @@ class Membership:
 
     def _note_joiners(self, cursors: list[Cursor | None]) -> None:
         furthest = max((one for one in cursors if one), default=None)
-        if furthest is not None and furthest.phase == IN_EPOCH and None in cursors:
+        if furthest is not None and furthest.phase == EpochPhase.STEPS and None in cursors:
             self._joined_epoch = furthest.epoch
 
     def _divided(self, division: NewDivision) -> NewDivision:
@@ -672,7 +672,7 @@ class Membership:
     def _wait_for_all(self) -> None:
         """Wait for all workers; afterwards they know what is on disk."""
         self._vote.meet(self._saving.step)
-        self._saving.hear(self._vote.saved_step)
+        self._saving.note_saved(self._vote.saved_step)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ the system can write them out and take them back at any time. A copy in the proc
 take as much memory as the state. A state on a GPU is copied to pinned memory, because a GPU sends faster
 than files take: that copy is as large as the state, but lies in memory that the state does not use. The rest
 happens in a thread: forcing the file to disk, reading it back for its hash, and giving it its name. Then the
-checkpoint counts, and the other workers :meth:`~Saving.hear` of it.
+checkpoint counts, and the other workers :meth:`~Saving.note_saved` it.
 
 This is how ``torch.distributed.checkpoint.async_save`` saves, without its format: that keeps its outline as a
 pickle, whose loading executes what is in it, and takes ten times as long for many small tensors.
@@ -209,7 +209,7 @@ class Saving:
     def step(self) -> int:
         return self.counters.step
 
-    def hear(self, step: int) -> None:
+    def note_saved(self, step: int) -> None:
         """Another worker has said that this step is on disk."""
         if self._asked is not None and self._asked[0].step == step:
             (self.counters, self._at_s), self._asked = self._asked, None

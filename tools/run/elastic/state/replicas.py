@@ -149,9 +149,15 @@ class ReplicaGuard:
         self._warn_once(text)
         return False
 
-    def warn_of_shapes(self) -> None:
-        """Micro-batches of a step have different shapes."""
-        self._warn_once(_MILD["shapes of a batch"])
+    def see_shapes(self, tensors: Iterable[torch.Tensor], *, again: bool) -> None:
+        """Warn if micro-batches of a step have different shapes.
+
+        :param again: whether a micro-batch of the same step came before.
+        """
+        shapes = shapes_of(tensors)
+        if again and shapes != self.shapes:
+            self._warn_once(_MILD["shapes of a batch"])
+        self.shapes = shapes
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

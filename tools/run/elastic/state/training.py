@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import wraps
 from itertools import zip_longest
 from types import MethodType
@@ -39,17 +40,22 @@ _log = logging.getLogger("pliant")
 
 DOUBLING_STEPS: Final = 10
 """Optimizer steps in which a rising learning rate may double."""
-BETWEEN_EPOCHS: Final = 0
-"""The epoch has not begun: the workers have yet to agree to begin it."""
-IN_EPOCH: Final = 1
-"""Between two steps of the epoch."""
-EPOCH_THROUGH: Final = 2
-"""Its steps and the author's code after them are done; the loss over all workers is missing."""
 _SHORT: Final = 1024
 """Bytes of one exchange of rank 0's value, with its length."""
 _LENGTH: Final = 8
 MAPPINGS: Final = (dict, OrderedDict)
 SEQUENCES: Final = (list, tuple)
+
+
+class EpochPhase(IntEnum):
+    """How far an epoch is, the same on all workers but for one operation."""
+
+    PENDING = 0
+    """The workers have yet to agree to begin it."""
+    STEPS = 1
+    """Between two of its steps."""
+    COMPLETE = 2
+    """Its steps and the script after them are done; the loss over all workers is missing."""
 
 
 class Models(nn.ModuleDict):
@@ -82,7 +88,7 @@ class Training:
         self.helpers = helpers
         self.seed = seed
         self.counters = TrainingCounters()
-        self.phase = IN_EPOCH
+        self.phase = EpochPhase.STEPS
         # The current global batch, and the step at which it was set or the attempt began.
         self.batch: tuple[int | None, int] = None, 0
         # This worker's loss of the epoch, as far as it is not yet in `common_loss`.
@@ -194,7 +200,7 @@ class Training:
         return {
             "training": self.capture(),
             "model": outline(self.model),
-            "phase": self.phase,
+            "phase": int(self.phase),
             "batch": self.batch,
             "asking": self.asking,
         }
@@ -206,7 +212,7 @@ class Training:
         """
         check_same(self.model, parcel["model"])
         self.restore(parcel["training"])
-        self.phase, (batch, since) = parcel["phase"], parcel["batch"]
+        self.phase, (batch, since) = EpochPhase(parcel["phase"]), parcel["batch"]
         self.batch = batch, since
 
     def turn_to(self, global_batch: int) -> None:

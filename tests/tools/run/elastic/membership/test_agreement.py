@@ -14,7 +14,7 @@ from pliant.tools.run.elastic.membership import agreement
 from pliant.tools.run.elastic.membership.agreement import BETWEEN_VOTES_S, PlanWatch, StopSignal, Vote
 from pliant.tools.run.elastic.membership.membership import Recurrence, described
 from pliant.tools.run.elastic.membership.process_group import released
-from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.state.training import Cursor, EpochPhase
 from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, LOST_PEER
 from tests.tools.run.elastic.alone import Clock
 from tests.tools.run.elastic.gang import plan, put
@@ -175,7 +175,7 @@ def test_the_reason_of_a_crash_is_one_line(error: Exception, words: str) -> None
 
 
 def test_an_error_that_comes_again_though_all_live_is_raised() -> None:
-    place, later = Cursor(0, 7, IN_EPOCH), Cursor(0, 8, IN_EPOCH)
+    place, later = Cursor(0, 7, EpochPhase.STEPS), Cursor(0, 8, EpochPhase.STEPS)
     error, got = RuntimeError("gloo"), Recurrence()
     for each in (place, later, place):  # a step that was trained meanwhile
         got.check(error, (0, 1), (0, 1), each)

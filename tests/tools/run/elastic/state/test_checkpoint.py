@@ -239,14 +239,14 @@ def test_a_newcomer_knows_how_old_the_checkpoint_is(workers: Workers) -> None:
     assert other.due(EVERY_S, before_last=False)
 
 
-def test_a_worker_counts_on_a_checkpoint_once_it_hears_of_it(workers: Workers) -> None:
+def test_a_worker_counts_on_a_checkpoint_once_it_knows_it(workers: Workers) -> None:
     (first, _), (second, _) = workers.new(0), workers.new(1)
     for one in (first, second):
         assert save(one, at_step(7)) == ""
     assert (first.step, second.step) == (7, 0)
-    second.hear(0)
+    second.note_saved(0)
     assert second.step == 0
-    second.hear(first.step)
+    second.note_saved(first.step)
     assert second.counters == at_step(7).counters
 
 
@@ -259,7 +259,7 @@ def test_a_failed_write_of_rank_0_is_known_to_all(workers: Workers, monkeypatch:
     monkeypatch.setattr(Checkpoints, "write", no_space)
     for one in (first, second):
         save(one, at_step(7))
-    second.hear(first.step)
+    second.note_saved(first.step)
     assert (first.step, second.step) == (0, 0)
     context.rank = 0
     assert second.due(EVERY_S, before_last=False), "as the next rank 0 it tries at once"
