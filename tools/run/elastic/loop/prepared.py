@@ -244,12 +244,12 @@ def watch_others(
 
     :param step: steps of the training so far.
     """
-    known = {id(one) for one in inner_optimizers(optimizers)}
+    known = WeakSet(inner_optimizers(optimizers))
     trained = {parameter for model in models for parameter in model.parameters()}
     first_steps, named = WeakKeyDictionary[Optimizer, int](), WeakSet[Optimizer]()
 
     def check(optimizer: Optimizer, *_: Any) -> None:
-        if id(optimizer) in known:
+        if optimizer in known:
             return
         name = type(optimizer).__name__
         if not trained.isdisjoint(one for group in optimizer.param_groups for one in group["params"]):
