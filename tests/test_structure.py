@@ -48,7 +48,7 @@ HEAVY = {
     "scipy": (
         "tools/schedule/policies/",
         "tools/schedule/forecast.py",
-        "tools/profile/simplices",
+        "tools/profile/throughput_model.py",
         "tools/profile/predictor.py",
         "tools/report/report.py",
     ),

@@ -18,13 +18,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from math import fsum
 from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.simplices import Point, Simplices
 from pliant.tools.profile.throughput import (
     Key,
     Placement,
@@ -40,6 +40,8 @@ from pliant.tools.profile.throughput import (
 )
 
 if TYPE_CHECKING:
+    from scipy.spatial import Delaunay
+
     from pliant.schemas.schedule import BatchPlan
 
 T = TypeVar("T")
@@ -47,6 +49,7 @@ _X: Final = itemgetter(0)
 MOST_NODES: Final = 16
 """Larger node counts are clamped to this value."""
 Query = tuple[str, str, Placement, int, int | None]
+Point = tuple[int, int, int]
 
 
 class ModelTable(Protocol):
@@ -417,7 +420,6 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         super().__init__(profile, speeds, (row for row in profile.rows if row.feasible))
         self._most_local = dict(most_local or {})
         self._rescales_s = dict(rescales_s or {})
-        self._metadata = dict(profile.metadata)
         # Largest local batches, by model and GPU type.
         self._limits: dict[tuple[str, str], int | None] = {}
 
@@ -462,30 +464,13 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         return type(self)(profile, self._speeds, self._most_local)
 
     def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> PlacementTable:
-        return PlacementTable(rows, self._metadata.get(_key(model, gpu_type), ""))
-
-
-def with_triangulations(profile: Profile) -> Profile:
-    """The profile with its triangulations in the metadata, so they are computed only once."""
-    groups = training_rows(rows_across(row for row in profile.rows if row.feasible))
-    made = (
-        (_key(model, gpu_type), PlacementTable(groups[model][gpu_type]).triangulation)
-        for model in sorted(groups)
-        for gpu_type in sorted(groups[model])
-    )
-    triangulations = tuple((key, text) for key, text in made if text)
-    return Profile(profile.rows, (*profile.metadata, *triangulations))
-
-
-def _key(model: str, gpu_type: str) -> str:
-    return f"triangulation of {model} on {gpu_type}"
+        return PlacementTable(rows)
 
 
 class PlacementTable:
     """Times of one model on one GPU type."""
 
-    def __init__(self, rows: Iterable[ProfileRow], triangulation: str = "") -> None:
-        """:param triangulation: the :attr:`triangulation` of the same rows, if known."""
+    def __init__(self, rows: Iterable[ProfileRow]) -> None:
         self._rings: dict[Placement, Samples] = {}
         self._by_text: dict[str, Samples] = {}
         counted: list[tuple[Point, StepTimes]] = []
@@ -507,19 +492,27 @@ class PlacementTable:
         for samples in self._rings.values():
             samples.sort()
         means = [(point, _mean_times(grouped[point])) for point in sorted(grouped)]
-        points, values = zip(*means, *counted, strict=True) if means or counted else ((), ())
-        self._simplices = Simplices(points, values, triangulation)
+        self._scattered = [*means, *counted]
         self._known: dict[tuple[Placement, int], StepTimes | None] = {}
         # At points between the measured ones: many placements and local batches come to one point.
         self._interpolated: dict[Point, StepTimes | None] = {}
 
     def load(self) -> None:
-        self._simplices.load()
+        _ = self._triangulation
 
-    @property
-    def triangulation(self) -> str:
-        """The triangulation between the rows, as text."""
-        return self._simplices.text()
+    @cached_property
+    def _triangulation(self) -> Delaunay | None:
+        """The triangulation of the measured points; None where they span no volume."""
+        points = [point for point, _ in self._scattered]
+        if len(points) < 5 or any(len(set(axis)) < 2 for axis in zip(*points, strict=True)):
+            return None
+        import numpy as np
+        from scipy.spatial import Delaunay, QhullError
+
+        try:
+            return Delaunay(np.array(points, float))
+        except QhullError:  # all on one plane
+            return None
 
     def _samples_of(self, text: str) -> Samples:
         """The list for a placement as profiles write it."""
@@ -545,9 +538,38 @@ class PlacementTable:
             local = min(max(local, self.local_batches[0]), self.local_batches[-1])
         point = min(len(ring), MOST_NODES), sum(ring), local
         if point not in self._interpolated:
-            times = self._simplices.at(point)
-            self._interpolated[point] = None if times is None else StepTimes(*times)
+            self._interpolated[point] = self._at(point)
         return self._interpolated[point]
+
+    def _at(self, point: Point) -> StepTimes | None:
+        """Times between the measured points; None outside of their hull.
+
+        One point at a time: on a grid simplices overlap, and the search begins where the one before ended.
+        """
+        simplex = -1 if self._triangulation is None else int(self._triangulation.find_simplex(point))
+        if self._triangulation is None or simplex < 0:
+            return None
+        corners = [self._scattered[corner] for corner in self._triangulation.simplices[simplex].tolist()]
+        a, b, c, d = _weights(point, *(corner for corner, _ in corners))
+        columns = zip(*(times for _, times in corners), strict=True)
+        return StepTimes(*(a * p + b * q + c * r + d * s for p, q, r, s in columns))
+
+
+def _weights(point: Point, p: Point, q: Point, r: Point, s: Point) -> tuple[float, float, float, float]:
+    """Barycentric coordinates by Cramer's rule: unlike LAPACK's, the same digits on every machine."""
+    a, b, c, (x, y, z) = (_minus(corner, s) for corner in (p, q, r, point))
+    rows = _cross(b, c), _cross(c, a), _cross(a, b)
+    volume = sum(u * v for u, v in zip(a, rows[0], strict=True))
+    first, second, third = (u / volume * x + v / volume * y + w / volume * z for u, v, w in rows)
+    return first, second, third, 1.0 - fsum((first, second, third))
+
+
+def _minus(u: Point, v: Point) -> Point:
+    return u[0] - v[0], u[1] - v[1], u[2] - v[2]
+
+
+def _cross(u: Point, v: Point) -> Point:
+    return u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]
 
 
 class StepTimes(NamedTuple):

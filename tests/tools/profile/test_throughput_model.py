@@ -1,8 +1,10 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.interpolate import LinearNDInterpolator
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
@@ -13,7 +15,6 @@ from pliant.tools.profile.throughput_model import (
     ThroughputByPlacement,
     ThroughputBySize,
     smallest_rotation,
-    with_triangulations,
 )
 from tests.tools.profile.rows_builder import reduce, step, throughput
 
@@ -227,14 +228,28 @@ def test_placements_accumulation_and_types_not_measured() -> None:
         by_placement()
 
 
-def test_triangulations_are_kept_and_a_plane_has_none() -> None:
-    profile = Profile(tuple(grid(counted=True)), (("tool", "x"),))
-    kept = with_triangulations(profile)
-    assert [key for key, _ in kept.metadata] == ["tool", "triangulation of m on t4"]
-    held = ThroughputByPlacement(kept)
+def test_times_lie_between_scattered_points_as_in_scipy() -> None:
+    """On a grid with uneven gaps, where many points lie on one sphere."""
+    points = [(x, y, z) for x in (1, 2, 4) for y in (4, 5, 6, 11) for z in (8, 11, 16, 32)]
+    values = [(x * y + z**0.5, float((7 * x + 3 * y * y + 11 * z) % 13)) for x, y, z in points]
+    rows = [
+        replace(row("1", z, *value), node_order=None, nodes=x, gpus=y, source="imported")
+        for (x, y, z), value in zip(points, values, strict=True)
+    ]
+    held = by_placement(*rows)
     held.load(["m", "unknown"], ["t4"])
-    assert held.times("m", "t4", (3, 2), 20) == ThroughputByPlacement(profile).times("m", "t4", (3, 2), 20)
-    # Points on one plane have nothing between them.
+    reference = LinearNDInterpolator(np.array(points, float), np.array(values))
+    rng = np.random.default_rng(1)
+    for nodes, more, local in rng.integers([1, 3, 8], [5, 9, 33], (300, 3)).tolist():
+        found = held.times("m", "t4", (more,) + (1,) * (nodes - 1), local)
+        expected = reference([nodes, more + nodes - 1, local])[0]
+        assert found is None if np.isnan(expected[0]) else found == pytest.approx(expected, rel=1e-12)
+    # Points on one plane have nothing between them; far from axes Qhull says so.
+    flat = [replace(each, gpus=each.nodes + each.local_batch) for each in rows]
+    assert by_placement(*flat).times("m", "t4", (9, 1), 9) is None
+
+
+def test_a_plane_has_nothing_between_its_points() -> None:
     nodes = ("4", "4,4", "4,4,4")
     held = by_placement(
         *[row(placement, batch, 0.01 * batch, 0.0) for placement in nodes for batch in (8, 16)]

@@ -29,7 +29,6 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.quantities import read_duration
 from pliant.schemas.text import counted, did_you_mean
-from pliant.tools.profile.throughput_model import with_triangulations
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.importers import spool
 from pliant.tools.replay.importers.blocks import arrow_array
@@ -442,7 +441,7 @@ def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None
         raise UsageError(f"{out}: cannot be made a folder: {reason}") from error
     if imported.profile:
         metadata = (("tool", f"pliant {__version__}"), ("imported_from", summary.format))
-        io.write_profile(with_triangulations(Profile(tuple(imported.profile), metadata)), out / PROFILE)
+        io.write_profile(Profile(tuple(imported.profile), metadata), out / PROFILE)
         summary.profile_rows = len(imported.profile)
         summary.files.append(str(out / PROFILE))
     if imported.convergence:
