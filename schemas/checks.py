@@ -268,6 +268,14 @@ class Capacities:
         """Whether the job demands more than GPUs, several of them on one node, or certain nodes."""
         return job.takes_room or self.constraint_of(job) is not None
 
+    @cached_property
+    def _stated(self) -> frozenset[str]:
+        return frozenset(name for kind in self._kinds for name, _ in kind.stated) - {"gpu"}
+
+    def limits_demands(self, job: Job) -> bool:
+        """Whether nodes state how much they have of what the job demands beside GPUs."""
+        return not self._stated.isdisjoint((*job.resources.worker, *job.resources.ps))
+
     def constraint_of(self, job: Job) -> Constraint | None:
         """Which of these nodes the job may run on. Returns None if it may run on all."""
         return constraint_of(job, self.node_gpus)

@@ -36,7 +36,7 @@ class PlacementTakenError(Exception):
 
 
 class NoPlaceError(Exception):
-    """Jobs that wait have no place on the nodes that they may run on, even after all moves."""
+    """Jobs that wait have no place, even after all moves."""
 
     def __init__(self, job_ids: Sequence[str]) -> None:
         super().__init__(*job_ids)
@@ -80,6 +80,7 @@ def assign(
     sizes_jobs: bool = False,
     accumulates: bool = True,
     cut: Collection[str] = (),
+    in_teams: bool = False,
 ) -> dict[str, AllocationUpdate]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
@@ -92,8 +93,10 @@ def assign(
     :param accumulates: also to sizes that need several micro-steps for a step.
     :param cut: jobs that have just given up GPUs: what they kept is theirs, also where others would be closer
         together with it, so that they train on.
+    :param in_teams: teams share the cluster: no job that waits for CPUs is to keep GPUs from others.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is in quarantine.
-    :raises NoPlaceError: for jobs that may run on some nodes of a type only.
+    :raises NoPlaceError: for jobs that may run on some nodes of a type only, or that demand more than GPUs
+        where teams share the cluster.
     """
     limits = quarantine or Quarantine()
     moving = targets
@@ -102,7 +105,14 @@ def assign(
         if stay:
             moving = {job_id: target for job_id, target in moving.items() if job_id not in stay}
         world = _World(
-            free, speeds, limits, None if demands is None else demands(moving), sizes_jobs, accumulates, cut
+            free,
+            speeds,
+            limits,
+            None if demands is None else demands(moving),
+            sizes_jobs,
+            accumulates,
+            cut,
+            in_teams,
         )
         try:
             places, without = _attempt(moving, jobs, world)
@@ -165,6 +175,7 @@ class _World:
     sizes_jobs: bool
     accumulates: bool
     cut: Collection[str]
+    in_teams: bool
 
     def stays(self, job: JobState, target: Target) -> bool:
         """Whether a job goes on around the GPUs that it holds."""
@@ -214,7 +225,7 @@ def _attempt(
                 free.take(place.placement)
                 taken.append(place.placement)
             places[job_id] = place
-        _check_homes(moving, places, jobs)
+        _check_homes(moving, places, jobs, world)
     except (PlacementTakenError, NoPlaceError):
         _undo(left, taken, free)
         raise
@@ -222,10 +233,14 @@ def _attempt(
 
 
 def _check_homes(
-    moving: Mapping[str, Target], places: Mapping[str, AllocationUpdate], jobs: Mapping[str, JobState]
+    moving: Mapping[str, Target],
+    places: Mapping[str, AllocationUpdate],
+    jobs: Mapping[str, JobState],
+    world: _World,
 ) -> None:
-    without = [jobs[job_id] for job_id in moving if job_id not in places]
-    if homeless := [job.id for job in without if job.barred and not job.gpus]:
+    waiting = [job for job_id in moving if job_id not in places and not (job := jobs[job_id]).gpus]
+    left = world.demands if world.in_teams else None
+    if homeless := [job.id for job in waiting if job.barred or (left is not None and left.limits(job))]:
         raise NoPlaceError(homeless)
 
 
@@ -380,6 +395,9 @@ class Demands:
         self._on_cpus = Counter[int]()
         for job in jobs:
             self.book(job, job.placement, job.servers)
+
+    def limits(self, job: JobState) -> bool:
+        return job.takes_room and self._capacities.limits_demands(job.spec)
 
     def useful_on(self, job: JobState, index: int, spare: int) -> int:
         """How many of the free GPUs of a node its CPUs, memory and bandwidth are enough for."""

@@ -224,6 +224,8 @@ class TeamParts:
             if self._can_start(owner, kind, got, after):
                 cuts = after
                 self._owed[owner, kind] = got
+                if any(self._demands_room(wait.job) for wait in self._claims[owner].waiting):
+                    self._first.add(owner)
                 spare, helps = spare + freed - got, True
         if not helps:
             return ()
@@ -249,15 +251,7 @@ class TeamParts:
         mark = claim.mark(kind)
         if self._made_room.get((owner, kind)) == mark or wait.least > self._room(owner.team, kind, cuts):
             return {}
-        running = {job.id: job for claim in self._claims.values() for job in claim.running}
-        spare = _Spare(
-            *(wait.job, kind),
-            nodes=self._nodes,
-            running=running,
-            cuts=cuts,
-            capacities=self._capacities,
-            hidden=self._hidden,
-        )
+        spare = self._spare(wait.job, kind, cuts)
         need = wait.least - spare.workers()
         if need <= 0:
             return {}
@@ -272,20 +266,44 @@ class TeamParts:
         self._first.add(owner)
         self._made_room[owner, kind] = mark
         holdings = {each.job_id: each for _, stops in stopped for each in stops}
-        for job in map(running.__getitem__, holdings):
+        for job in map(spare.running.__getitem__, holdings):
             given = self._entitled[self._shares.owner_of(job.spec)]
             for gpus in (given.now, given.due):
                 gpus[kind] = max(0, gpus.get(kind, 0) - job.gpus)
             self._taken[job.id] = f"its place went to {in_words(owner)}"
         return holdings
 
+    def _demands_room(self, job: JobState) -> bool:
+        return job.takes_room and self._capacities.limits_demands(job.spec)
+
+    def _spare(self, job: JobState, kind: str, cuts: Mapping[str, Holding]) -> _Spare:
+        running = {job.id: job for claim in self._claims.values() for job in claim.running}
+        return _Spare(
+            *(job, kind),
+            nodes=self._nodes,
+            running=running,
+            cuts=cuts,
+            capacities=self._capacities,
+            hidden=self._hidden,
+        )
+
     def _can_start(self, owner: Owner, kind: str, gpus: int, cuts: Mapping[str, Holding]) -> bool:
-        """Whether a job of an owner that waits fits that many GPUs, with each replica on one node."""
+        """Whether a job of an owner that waits fits that many GPUs: each replica on one node, with what its
+        workers demand.
+        """
         claim = self._claims[owner]
         if not claim.can_start(kind, gpus):
             return False
-        sizes = [(wait.least, wait.job.per_replica) for wait in claim.waiting if kind in wait.most]
-        sizes = [(least, each) for least, each in sizes if least <= gpus]
+        waiting = [wait for wait in claim.waiting if kind in wait.most and wait.least <= gpus]
+        # One look for all jobs with the same demands, at the smallest.
+        demanding = {
+            id(wait.job.room): wait
+            for wait in sorted(waiting, key=lambda wait: -wait.least)
+            if self._demands_room(wait.job)
+        }
+        if any(self._spare(wait.job, kind, cuts).workers() >= wait.least for wait in demanding.values()):
+            return True
+        sizes = [(wait.least, wait.job.per_replica) for wait in waiting if id(wait.job.room) not in demanding]
         if any(each == 1 for _, each in sizes):
             return True
         free = {node.name: node.gpus for node in self._nodes if node.up and node.gpu_type == kind}
@@ -608,7 +626,7 @@ class TeamParts:
                 found[job_id] = target._replace(gpu_type=kind)
         return found
 
-    def leaves_room(self, jobs: Iterable[JobState], time_s: float) -> bool:
+    def leaves_room(self, jobs: Iterable[JobState], time_s: float, whole_at_s: float) -> bool:
         """Whether GPUs that their owner has left free are of use to another one.
 
         Called after the policies have decided. What an owner did not use counts as declined until its jobs
@@ -629,7 +647,7 @@ class TeamParts:
                     more = min(more, left)  # a job waits for the rest, which others hold
                 if more > 0 and (left > 0 or more > reach):
                     again_s = self._parts[owner].again_s
-                    until_s = math.inf if again_s is None or again_s <= time_s else again_s
+                    until_s = min(at_s for at_s in (again_s, whole_at_s, math.inf) if at_s and at_s > time_s)
                     self._declined[owner, kind] = Declined(more, claim.mark(kind), until_s)
         self._look_at_declined(claims, time_s)
         now = self._entitle(claims, total, time_s)
@@ -787,12 +805,12 @@ class _Spare:
         self._free = {node.name: node.gpus for node in nodes if node.up and node.gpu_type == kind}
         self._index = {node.name: node.index for node in nodes}
         self._demands = Demands(capacities, self._index, hidden)
-        self._running = running
+        self.running = running
         self._change(running, 1)
 
     def _change(self, job_ids: Iterable[str], sign: int) -> None:
         """Jobs get what they hold, or give it back (-1)."""
-        for job in map(self._running.__getitem__, job_ids):
+        for job in map(self.running.__getitem__, job_ids):
             holding = self._cuts.get(job.id) or Holding.of(job)
             self._demands.book(job, holding.placement, holding.servers, sign)
             for name, count in holding.placement if job.counts_gpus else ():

@@ -191,7 +191,7 @@ class Session(ClusterState):
         self._cut.clear()
         done = self._decide_once(time_s)
         for _ in range(MOST_ROUNDS):
-            if not self._parts.leaves_room(self.in_play.values(), time_s):
+            if not self._parts.leaves_room(self.in_play.values(), time_s, self._without_at_s):
                 break
             again_s, admissions, kept = self.ask_again_s, self.admissions, self.kept_until_s
             done = in_net([*done, *self._decide_once(time_s)])
@@ -698,6 +698,7 @@ class Session(ClusterState):
                 sizes_jobs=self._trims,
                 accumulates=self.policy.accumulates,
                 cut=self._cut,
+                in_teams=self._parts is not None,
             )
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'

