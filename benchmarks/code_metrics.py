@@ -39,7 +39,15 @@ USERS_NAMES: Final = frozenset({"ask", "says"})
 """Public names that users import or see in files; they stay."""
 EXPERIMENTS: Final = ("experiments", "benchmarks")
 GENERATED_PAGES: Final = frozenset(
-    {"choosing-a-policy.md", "cli.md", "performance.md", "policies.md", "rescaling.md", "schemas.md"}
+    {
+        "choosing-a-policy.md",
+        "cli.md",
+        "performance.md",
+        "policies.md",
+        "rescaling.md",
+        "schemas.md",
+        "training-loops.md",
+    }
 )
 _NO_PART_OF_A_GROW: Final = (
     *("tools/schedule/policies/", "tools/run/verify/", "tools/run/watch/", "tools/run/service/reports.py"),

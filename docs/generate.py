@@ -523,6 +523,32 @@ def _first_table(printed: str) -> str:
     return "\n\n".join(parts[: last + 1]).strip("\n") + "\n"
 
 
+_LOOPS = (
+    "Two hundred loops as people write them are compared with one process of PyTorch (`python -m "
+    "benchmarks.parts.shapes`): on two workers, in micro-steps, through 1 → 2 → 1, with a worker "
+    "that joins, and with a restart within an epoch. All are the same to rounding, except these. "
+    "[elastic-library.md](elastic-library.md) has the rules."
+)
+
+
+def training_loops_page() -> str:
+    """Loops that train otherwise on several workers, from the table that the benchmark runs."""
+    from benchmarks.parts.shapes.table import page_rows
+
+    return "\n".join(
+        (
+            "# Loops that differ on several workers",
+            "",
+            _LOOPS,
+            "",
+            "| loop | DistributedDataParallel | pliant |",
+            "| --- | --- | --- |",
+            *page_rows(),
+            "",
+        )
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "choosing-a-policy.md": choosing_page,
     "cli.md": cli_page,
@@ -530,6 +556,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "policies.md": policies_page,
     "rescaling.md": rescaling_page,
     "performance.md": performance_page,
+    "training-loops.md": training_loops_page,
 }
 
 

@@ -18,7 +18,7 @@ from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
 from benchmarks.parts.mutants import Mutant, mutated
 from benchmarks.parts.reclaim import reclaimed
 from benchmarks.parts.shapes import figures
-from benchmarks.parts.shapes.table import page_rows, shapes
+from benchmarks.parts.shapes.table import shapes
 from benchmarks.parts.slurm_cluster import NoSlurmError
 from benchmarks.parts.slurm_order import PlannedJob, judged, live
 from benchmarks.parts.training_job import running
@@ -228,9 +228,6 @@ def test_a_lent_slot_comes_back_while_the_borrower_trains_on():
     assert reclaimed("shrink").seconds > 0
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "elastic-library.md"
-
-
 @pytest.mark.torch
 def test_shapes_and_faults() -> None:
     names = ("classifier", "GAN, the painter first", "ignore_index, weighed", "sum")
@@ -243,12 +240,11 @@ def test_shapes_and_faults() -> None:
     assert figures.of_faults(("one gradient halved",))[0].value == 1.0
 
 
-def test_the_table_is_whole_and_the_page_shows_it() -> None:
+def test_the_table_of_shapes_is_whole() -> None:
     assert len(shapes()) >= figures.LEAST
     assert {one.decision for one in shapes().values()} == {"right", "refused", "warned", "documented"}
     assert max(len(one.code.splitlines()) for one in shapes().values()) <= 12
     assert set(figures.BY_TOKENS) <= shapes().keys()
-    assert "\n".join(page_rows()) in PAGE.read_text()
 
 
 @pytest.mark.services

@@ -62,7 +62,7 @@ def shapes() -> dict[str, Shape]:
 
 
 def page_rows() -> list[str]:
-    """Rows of the table in docs/elastic-library.md: the loops that are not right in every way of a job."""
+    """Rows of the table in docs/training-loops.md: the loops that are not right in every way of a job."""
     names = {"refused": "refused", "warned": "a warning", "documented": "another result"}
     return [
         f"| {one.name} | {one.ddp} | {names[one.decision]}: {one.reason.replace('documented: ', '')} |"
