@@ -17,7 +17,7 @@ import typer
 
 from pliant.cli.config import current_folder
 from pliant.cli.console import LINES, note, say, settings, terminal_left
-from pliant.cli.grammar import DURATION_SHOWN, duration, hidden_options, take_old
+from pliant.cli.option_types import DURATION_SHOWN, duration, hidden_options, take_old
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
 from pliant.schemas.text import did_you_mean, harmless, shortened, without_long_words
@@ -118,7 +118,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def heed(assumptions: Sequence[Assumption], *, strict: bool = False) -> None:
+def print_assumptions(assumptions: Sequence[Assumption], *, strict: bool = False) -> None:
     """Print each assumption in one line.
 
     :raises BadInputError: there are some, with ``--strict``.

@@ -10,7 +10,7 @@ import typer
 
 from pliant.cli.config import FILE, STATE_HELP, STATE_VARIABLE, Config, configuration
 from pliant.cli.console import note, width_for
-from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
+from pliant.cli.option_types import FORM, TO_FILE, Form, form_and_file, out_or_file
 from pliant.schemas.errors import PliantError, ServiceMissingError
 
 if TYPE_CHECKING:

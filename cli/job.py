@@ -18,7 +18,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import Escaping, is_terminal, out_text, reader_left, width_for
-from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, out_or_file
+from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration, out_or_file
 from pliant.cli.orders import STATE, STATES_ARE, USERS, chosen_jobs, ids
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout

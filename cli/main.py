@@ -19,7 +19,7 @@ from typer.main import get_command
 from pliant import __version__
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, mistake_line, run_command
 from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for, write_plainly
-from pliant.cli.grammar import epilog
+from pliant.cli.option_types import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
 from pliant.schemas.file_io.limits import garbage_collection_paused

@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
+from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, in_gpu_hours
 
@@ -319,13 +319,13 @@ def _order(state: Path, action: JobAction, jobs: Sequence[str], **how: Any) -> N
 
     if not jobs:
         return
-    ended, deaf = order_jobs(state, action, jobs, **how)
+    ended, ignores = order_jobs(state, action, jobs, **how)
     for job_id in ended[:ENDED_SHOWN]:
         note(f"job {job_id} has ended: it stays as it is")
     if len(ended) > ENDED_SHOWN:
         note(f"… and {counted(len(ended) - ENDED_SHOWN, 'more job')} that ended stay as they are")
     _say_when(state)
-    say_unheeded(deaf)
+    note_ignored_priority(ignores)
 
 
 def _say_what_is_lost(state: Path, nodes: Sequence[str]) -> None:
@@ -354,7 +354,7 @@ def check_priority(priority: float) -> None:
         raise UsageError(f"priority {priority:g}: expected a number from {-MOST:g} to {MOST:g}")
 
 
-def say_unheeded(policy: str | None) -> None:
+def note_ignored_priority(policy: str | None) -> None:
     """Say so if there is a policy that ignores the priorities that were stated."""
     if policy is not None:
         note(f'policy "{policy}" does not look at priorities: they count once another one decides')

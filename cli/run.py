@@ -18,13 +18,13 @@ from pliant.cli.common import (
     PREEMPTIBLE,
     SEED,
     TIME_BUDGET,
-    heed,
     policy_parameters,
+    print_assumptions,
     run_command,
 )
 from pliant.cli.config import STATE_HELP, configuration
 from pliant.cli.console import is_screen, is_terminal, note, out_text, stderr
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
+from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout
 from pliant.schemas.text import counted
@@ -357,7 +357,7 @@ def _name_assumptions(cluster: str, profile: str | None, question: Question | No
     doubted = speeds_doubted(models, trust_of(rows))
     nodes = read_cluster(cluster)
     levels = levels_ignored(nodes, question.policy, question.parameters) if question is not None else []
-    heed([*speeds_assumed(models, nodes, kinds), *doubted, *levels])
+    print_assumptions([*speeds_assumed(models, nodes, kinds), *doubted, *levels])
 
 
 def _question(

@@ -16,12 +16,12 @@ from pliant.cli.common import (
     PREEMPTIBLE,
     SEED,
     TIME_BUDGET,
-    heed,
     policy_parameters,
+    print_assumptions,
 )
 from pliant.cli.config import STATE_HELP, configuration
 from pliant.cli.console import note, stderr, width_for
-from pliant.cli.grammar import DURATION_SHOWN, TIME_SHOWN, duration, moment, note_old
+from pliant.cli.option_types import DURATION_SHOWN, TIME_SHOWN, duration, moment, note_old
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 
@@ -165,7 +165,7 @@ def schedule(
             defaults=config.job,
             check=not no_check,
         )
-    heed(_assumed(found), strict=strict)
+    print_assumptions(_assumed(found), strict=strict)
     if explain:
         from pliant.tools.schedule.explain import table
 

@@ -21,7 +21,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import LINES, is_screen, note, nothing_comes_in, out_text, reader_left, width_for
-from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
+from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, did_you_mean, harmless
 

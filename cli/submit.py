@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
+from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
 from pliant.cli.script import Script, stated_in, utf8
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
@@ -468,12 +468,12 @@ def _say_what_counts(done: Submitted, state: Path, named: Sequence[Job]) -> None
     if new:
         others = f", and so for {counted(len(new) - 1, 'other job')}" if new[1:] else ""
         note(f'a job "{new[0][0]}" has ended before: it means the new one, {new[0][1]}, from now on{others}')
-    from pliant.cli.orders import say_unheeded
+    from pliant.cli.orders import note_ignored_priority
     from pliant.tools.run.gateway.client import is_served
 
-    say_unheeded(done.deaf_to_priorities)
-    if done.deaf_to_weights is not None:
-        note(f'policy "{done.deaf_to_weights}" has no place for weights: they count once another one decides')
+    note_ignored_priority(done.ignores_priority)
+    if done.ignores_weight is not None:
+        note(f'policy "{done.ignores_weight}" has no place for weights: they count once another one decides')
     if done.overlooked_deadlines is not None:
         note(f"{done.overlooked_deadlines}: they count once another one decides")
     if not is_served(state):
@@ -542,11 +542,11 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
         if not (dirs.cluster.exists() and dirs.events.is_file()):
             note(f"no run has begun in {state}: nothing can be predicted")
             return
-    from pliant.cli.ahead import foresee, of_new_jobs, remarks
-    from pliant.tools.run.gateway.protocol import Foresee
+    from pliant.cli.whatif_answer import answer_whatif, of_new_jobs, remarks
+    from pliant.tools.run.gateway.protocol import WhatIfQuestion
 
     new = [in_utc(at_home(job, Path.cwd()), now_s) for job in arriving_at(jobs, 0.0)]
-    answer = foresee(state, Foresee(jobs=job_file(new).decode(), source=source))
+    answer = answer_whatif(state, WhatIfQuestion(jobs=job_file(new).decode(), source=source))
     for line in [*of_new_jobs(answer, [job.id for job in new]), *remarks(answer)]:
         note(line)
 

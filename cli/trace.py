@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pliant.cli.console import note, progress
-from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, Formerly, duration
+from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, DeprecatedAlias, Form, duration
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, in_gpus, whole_number
 
@@ -38,7 +38,7 @@ def trace_import(
         typer.Option(
             "--output", "-o", help="Jobs to write, or the folder for formats with measurements; - is stdout."
         ),
-        Formerly("--out"),
+        DeprecatedAlias("--out"),
     ] = "-",
     lenient: Annotated[
         bool, typer.Option("--lenient", help="Drop malformed rows and count them instead of failing.")

@@ -9,7 +9,7 @@ import typer
 
 from pliant.cli.config import configuration
 from pliant.cli.console import named_or_piped, note, width_for
-from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
+from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
 from pliant.cli.submit import COMMAND_LINE, SCRIPT_ARGUMENTS, of_script
 from pliant.schemas.errors import UsageError
 

@@ -57,9 +57,9 @@ def whatif(
 
     Example: pliant whatif --policy shadow-price --state live --json
     """
-    from pliant.cli.ahead import document, foresee, remarks, table
+    from pliant.cli.whatif_answer import answer_whatif, document, remarks, table
     from pliant.tools.run.gateway.client import meant
-    from pliant.tools.run.gateway.protocol import Foresee
+    from pliant.tools.run.gateway.protocol import WhatIfQuestion
 
     parameters = policy_parameters(param, None)
     if not (add_nodes or remove_node or cancel or policy):
@@ -67,14 +67,14 @@ def whatif(
     if parameters and policy is None:
         raise UsageError("--param is about the policy that --policy names")
     directory = state_directory(state)
-    question = Foresee(
+    question = WhatIfQuestion(
         add_nodes=add_nodes,
         remove=tuple(remove_node or ()),
         cancel=tuple(meant(directory, name) for name in cancel or ()),
         policy=policy,
         parameters=parameters,
     )
-    answer = foresee(directory, question)
+    answer = answer_whatif(directory, question)
     if as_json:
         out_text(json.dumps(document(answer), indent=2) + "\n")
         return

@@ -175,14 +175,14 @@ def replay_all(
     *,
     workers: int = 1,
     advance: Advance | None = None,
-    heed: Callable[[Sequence[Assumption]], None] | None = None,
+    on_assumptions: Callable[[Sequence[Assumption]], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> list[Summary]:
     """Carry out all tasks and write their files; the summaries come in the order of the tasks.
 
     :param workers: processes.
     :param advance: called with the jobs done and the jobs there are, over all tasks.
-    :param heed: called once with all assumptions, before the first replay begins.
+    :param on_assumptions: called once with all assumptions, before the first replay begins.
     :param warn: called then if the workload is more than the cluster can do.
     :raises ServiceMissingError: a worker was killed, or memory ran out.
     """
@@ -202,8 +202,8 @@ def replay_all(
     assumptions = tuple(dict.fromkeys(each for one in of_replays for each in one))
     if any(run.conditions.strict for run in runs):
         refuse(assumptions)
-    if heed is not None:
-        heed(assumptions)
+    if on_assumptions is not None:
+        on_assumptions(assumptions)
     if warn is not None and (text := overload(inputs)):
         warn(text)
     if workers > 1:

@@ -370,19 +370,19 @@ def leave(site: Site, node: str, within_s: float) -> Callable[[], None]:
 
 def test_notices_outlive_a_restart_and_the_earlier_one_counts() -> None:
     found = Notices()
-    assert found.hear({"n0": DRAIN, "n1": Drain("bob", 1000.0, now=True)}, 1010.0, 5.0)
+    assert found.update({"n0": DRAIN, "n1": Drain("bob", 1000.0, now=True)}, 1010.0, 5.0)
     assert found.by_node == {"n0": Notice(stop_s=40.0, term_s=70.0, over_s=85.0)}
-    assert not found.hear({"n0": DRAIN}, 5000.0, 6.0), "the system's clock was set"
+    assert not found.update({"n0": DRAIN}, 5000.0, 6.0), "the system's clock was set"
     assert (found.late(39.9), [*found.late(40.0)]) == ({}, ["n0"])
     assert found.of(["n1"]) is None
-    assert found.hear({}, 1012.0, 7.0), "the node was resumed"
+    assert found.update({}, 1012.0, 7.0), "the node was resumed"
     assert found.by_node == {}
-    found.hear({"n0": DRAIN}, 1090.0, 8.0)
+    found.update({"n0": DRAIN}, 1090.0, 8.0)
     assert found.by_node == {}, "no run was there in time: jobs leave as after --now"
     # A job on two nodes leaves by the earlier times.
     found = Notices()
     long = Drain("bob", 900.0, now=True, until_s=1100.0)  # half of it is left already, and 30 s for SIGTERM
-    found.hear({"n0": DRAIN, "n1": long}, 1000.0, 0.0)
+    found.update({"n0": DRAIN, "n1": long}, 1000.0, 0.0)
     assert found.by_node == {"n0": Notice(45.0, 75.0, 90.0), "n1": Notice(0.0, 70.0, 100.0)}
     assert found.of(["n0", "n1", "n2"]) == found.of(["n1", "n0"]) == Notice(0.0, 70.0, 90.0)
     assert found.of(["n2", "n1"]) == found.by_node["n1"]

@@ -23,7 +23,7 @@ from pliant.schemas.io import job_file
 from pliant.schemas.job import Changes, Job, arriving_at
 from pliant.tools.run.gateway import protocol as asked
 from pliant.tools.run.gateway.munge_transport import munge_for, send
-from pliant.tools.run.gateway.permissions import HISTORY, STACKS, STATUS, USES, filled_in
+from pliant.tools.run.gateway.permissions import HISTORY, STACKS, STATUS, USES, with_active_jobs
 from pliant.tools.run.gateway.protocol import (
     as_line,
     error_of,
@@ -49,11 +49,11 @@ from pliant.tools.run.watch.stacks import job_stacks
 from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import Use, UseMeter, measured
 
-ANSWER_S: Final = 60.0
+RESPONSE_TIMEOUT_S: Final = 60.0
 """An answer begins within this time, or the run hangs."""
-POLL_S: Final = 2.0
+POLL_INTERVAL_S: Final = 2.0
 PATTERN: Final = re.compile(r"[*?\[]")
-PATIENCE_S: Final = 10.0
+RETRY_TIMEOUT_S: Final = 10.0
 """A request that a limit of requests refuses is made again within this time."""
 
 
@@ -82,7 +82,7 @@ class _Client:
     def submit(self, jobs: Sequence[Job], source: str, *, numbered: bool) -> Submitted:
         """Submit jobs, whose folders are written out; durable when this returns."""
         said = self._value(asked.SubmitJobs(jobs=job_file(jobs).decode(), source=source, numbered=numbered))
-        return Submitted(**said)
+        return Submitted(*(said[name] for name in asked.SUBMITTED_FIELDS))
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         self._value(asked.CancelJobs(jobs=tuple(job_ids)))
@@ -104,7 +104,7 @@ class _Client:
 
     def look(self, *, ahead: bool = False) -> Status:
         found = STATUS.validate_json(self._answer(asked.Look(ahead=ahead)))
-        filled_in(found.log)
+        with_active_jobs(found.log)
         return found
 
     def history(self, job_id: str) -> list[Happened]:
@@ -121,14 +121,14 @@ class _Client:
 
     def uses(self) -> tuple[RunLog, list[Use]]:
         log, uses = USES.validate_json(self._answer(asked.MeasureUse()))
-        return filled_in(log), list(uses)
+        return with_active_jobs(log), list(uses)
 
     def stacks(self, job_id: str, within_s: float) -> list[WorkerStack]:
-        wait_s = min(within_s, asked.LONGEST_STACKS_S)
+        wait_s = min(within_s, asked.MAX_STACKS_WAIT_S)
         return STACKS.validate_json(self._answer(asked.ReadStacks(job=job_id, within_s=wait_s)))
 
-    def foresee(self, question: asked.Foresee) -> bytes:
-        """The answer as :mod:`pliant.cli.ahead` writes it."""
+    def whatif(self, question: asked.WhatIfQuestion) -> bytes:
+        """The answer as :mod:`pliant.cli.whatif_answer` writes it."""
         return self._answer(question)
 
     def cost_events(self, job: JobStatus) -> list[Event] | None:
@@ -168,7 +168,7 @@ class _Client:
             if not left:
                 return
             yield None
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     # The connection.
 
@@ -180,7 +180,7 @@ class _Client:
 
         :raises PliantError: the request was refused or could not be executed.
         """
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             line = self._line(request)
             if (value := value_in(line)) is not None:
@@ -235,7 +235,7 @@ class _Client:
         :raises UsageError: another account listens there, or could.
         """
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
-            connection.settimeout(ANSWER_S)
+            connection.settimeout(RESPONSE_TIMEOUT_S)
             try:
                 with gateway_address(self._dirs) as address:
                     connection.connect(address)
@@ -251,7 +251,7 @@ class _Client:
             try:
                 yield connection
             except TimeoutError as error:
-                text = f"{self._state}: its run has not answered for {ANSWER_S:g} s"
+                text = f"{self._state}: its run has not answered for {RESPONSE_TIMEOUT_S:g} s"
                 raise ServiceMissingError(text) from error
             except ConnectionResetError as error:
                 raise ServiceMissingError(f"{self._state}: its run ended before it answered") from error
@@ -390,7 +390,7 @@ def order_jobs(
     if client is not None:
         return client.order_jobs(action, job_ids, priority=priority, changes=changes, from_start=from_start)
     ended = own.order_jobs(state, action, job_ids, priority=priority, changes=changes, from_start=from_start)
-    return ended, None if priority is None else own.deaf_to_priorities(state)
+    return ended, None if priority is None else own.policy_ignoring_priority(state)
 
 
 def order_nodes(

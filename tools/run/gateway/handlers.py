@@ -3,10 +3,10 @@
 Orders go the way of all orders: checked, and in the spool on disk before the answer, with the account that
 gave them.
 
-What would become of jobs is computed by processes of their own, a few at a time (:class:`Foresight`). The run
-is replayed on by code of the command line, which imports both it and the replay; the door may not,
-so it starts that as a process. It is root's, and looks at all jobs; it leaves out of its answer what the
-account may not see, and ends by itself after some seconds of the processor.
+What would become of jobs is computed by processes of their own, a few at a time (:class:`WhatIfRunner`). The
+run is replayed on by code of the command line, which imports both it and the replay; the door may not, so it
+starts that as a process. It is root's, and looks at all jobs; it leaves out of its answer what the account
+may not see, and ends by itself after some seconds of the processor.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from pliant.tools.run.gateway.permissions import (
     STATUS,
     USES,
     AccountLimits,
-    Person,
+    Caller,
     Roles,
     View,
     events_for,
 )
-from pliant.tools.run.gateway.protocol import Foresee, error_of
+from pliant.tools.run.gateway.protocol import WhatIfQuestion, error_of
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -57,27 +57,29 @@ from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import UseMeter
 from pliant.tools.schedule.registry import policy_names
 
-AT_ONCE: Final = 2
+MAX_CONCURRENT: Final = 2
 """Questions of all accounts that are computed at one time."""
-WITHIN_S: Final = 40.0
+RESPONSE_TIMEOUT_S: Final = 40.0
 """An answer is there within this time, or is given up; clients wait a little longer."""
-CPU_S: Final = 30
+CPU_LIMIT_S: Final = 30
 """Seconds of the processor for one."""
-MEMORY_BYTES: Final = 4 << 30
+MEMORY_LIMIT_BYTES: Final = 4 << 30
 """Of one."""
-ASKED: Final = ("-P", "-m", "pliant.cli.ahead")
+WHATIF_PROGRAM: Final = ("-P", "-m", "pliant.cli.whatif_answer")
 """A question on stdin; on stdout a line of how it ended, with ``cpu_s``, then the answer."""
-_SAID: Final = frozenset({UsageError.exit_code, BadInputError.exit_code, InfeasibleError.exit_code})
+_ERRORS_OF_QUESTIONS: Final = frozenset(
+    {UsageError.exit_code, BadInputError.exit_code, InfeasibleError.exit_code}
+)
 """Errors that are about the question. Others may be about jobs that the account does not see."""
 _log = logging.getLogger("pliant")
 
 
-class Foresight:
+class WhatIfRunner:
     """Asks for predictions in one state directory; may be used by several threads at a time."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        self._places = threading.BoundedSemaphore(AT_ONCE)
+        self._places = threading.BoundedSemaphore(MAX_CONCURRENT)
         # By account: one question at a time.
         self._turns: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         # Milliseconds of the processor by account that are not charged yet.
@@ -85,22 +87,22 @@ class Foresight:
         # Of what was spent.
         self._lock = threading.Lock()
 
-    def of(self, request: Foresee, who: Person, seen: Collection[str], own: Collection[str]) -> bytes:
+    def of(self, request: WhatIfQuestion, who: Caller, seen: Collection[str], own: Collection[str]) -> bytes:
         """The answer, as JSON, about the jobs that the account sees.
 
         :param own: the jobs of which it may know everything.
         :raises PliantError: the question makes no sense, or is not answered in time.
         """
         question = {"question": request.model_dump(mode="json"), "seen": [*seen], "own": [*own]}
-        until_s = time.monotonic() + WITHIN_S
+        until_s = time.monotonic() + RESPONSE_TIMEOUT_S
         with self._turn(who, until_s):
             head, answer = self._ask(json.dumps(question).encode(), until_s - time.monotonic())
             with self._lock:
-                self._spent[who.uid] += round(1000 * float(head.get("cpu_s", CPU_S)))
+                self._spent[who.uid] += round(1000 * float(head.get("cpu_s", CPU_LIMIT_S)))
         if head.get("ok") is True:
             return answer
         error = error_of(head)
-        if error.exit_code in _SAID:
+        if error.exit_code in _ERRORS_OF_QUESTIONS:
             raise error
         _log.warning("door: a prediction for %s was not made: %s", who.account, error)
         raise PliantError("no prediction was made; the messages of the run say why")
@@ -111,21 +113,21 @@ class Foresight:
             return self._spent.pop(uid, 0) / 1000
 
     @contextmanager
-    def _turn(self, who: Person, until_s: float) -> Iterator[None]:
+    def _turn(self, who: Caller, until_s: float) -> Iterator[None]:
         """:raises LockedError: others are at it."""
         with _taken(self._turns[who.uid], until_s), _taken(self._places, until_s):
             yield
 
     def _ask(self, question: bytes, within_s: float) -> tuple[dict[str, Any], bytes]:
-        argv = [sys.executable, *ASKED, str(self._state)]
+        argv = [sys.executable, *WHATIF_PROGRAM, str(self._state)]
         try:
             done = subprocess.run(
                 argv, input=question, capture_output=True, timeout=max(within_s, 0.1), cwd="/", check=False
             )
         except subprocess.TimeoutExpired:
-            return {"exit": LockedError.exit_code, "error": f"no answer within {WITHIN_S:g} s"}, b""
+            return {"exit": LockedError.exit_code, "error": f"no answer within {RESPONSE_TIMEOUT_S:g} s"}, b""
         if done.returncode == -signal.SIGXCPU:
-            text = f"no answer within {CPU_S} s of the processor: too many jobs for this policy"
+            text = f"no answer within {CPU_LIMIT_S} s of the processor: too many jobs for this policy"
             return {"exit": InfeasibleError.exit_code, "error": text}, b""
         head, _, answer = done.stdout.partition(b"\n")
         try:
@@ -145,9 +147,9 @@ def _taken(lock: threading.Lock | threading.BoundedSemaphore, until_s: float) ->
         lock.release()
 
 
-LOOK_S: Final = 0.25
+CACHE_TTL_S: Final = 0.25
 """A look at the state serves all that ask within this time."""
-POLL_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 
 
 class RequestHandlers:
@@ -162,12 +164,12 @@ class RequestHandlers:
         self._watcher = Watcher(dirs.path, view=self._view)
         self._meter = UseMeter(dirs.path, watcher=self._watcher)
         self._looked: dict[bool, tuple[float, Status]] = {}
-        self._foresight = Foresight(dirs.path)
+        self._whatif = WhatIfRunner(dirs.path)
         # By account: it has the whole log read once at a time.
         self._heavy: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def to(
-        self, request: asked.Asked, who: Person, roles: Roles, limits: AccountLimits
+        self, request: asked.Asked, who: Caller, roles: Roles, limits: AccountLimits
     ) -> bytes | Iterator[bytes]:
         """The answer, as JSON, or piece by piece.
 
@@ -196,16 +198,16 @@ class RequestHandlers:
                 return self._ends(request, who, roles)
             case asked.ReadStacks():
                 return self._stacks(request, who, roles)
-            case asked.Foresee():
+            case asked.WhatIfQuestion():
                 return self._foresee(request, who, roles, limits)
 
     def spent_s(self, uid: int) -> float:
         """Seconds of the processor that other processes have spent for an account since the last call."""
-        return self._foresight.spent_s(uid)
+        return self._whatif.spent_s(uid)
 
     # Orders.
 
-    def _submit(self, request: asked.SubmitJobs, who: Person, limits: AccountLimits) -> dict[str, Any]:
+    def _submit(self, request: asked.SubmitJobs, who: Caller, limits: AccountLimits) -> dict[str, Any]:
         jobs = [_owned(job, who, limits) for job in parse_jobs(request.jobs.encode(), request.source)]
         with self._changing():
             self._check_waiting(who, limits, len(jobs))
@@ -221,10 +223,11 @@ class RequestHandlers:
                 by=who.account,
                 view=self._view,
             )
-        return requests.Submitted.of(self._dirs.path, jobs, ids)._asdict()
+        submitted = requests.Submitted.of(self._dirs.path, jobs, ids)
+        return dict(zip(asked.SUBMITTED_FIELDS, submitted, strict=True))
 
     def _cancel(
-        self, request: asked.CancelJobs, who: Person, roles: Roles, limits: AccountLimits
+        self, request: asked.CancelJobs, who: Caller, roles: Roles, limits: AccountLimits
     ) -> dict[str, Any]:
         with self._changing():
             self._check_theirs(request.jobs, who, roles, "cancel")
@@ -233,7 +236,7 @@ class RequestHandlers:
         return {}
 
     def _order_jobs(
-        self, request: asked.OrderJobs, who: Person, roles: Roles, limits: AccountLimits
+        self, request: asked.OrderJobs, who: Caller, roles: Roles, limits: AccountLimits
     ) -> dict[str, Any]:
         with self._changing():
             view = self._check_theirs(request.jobs, who, roles, request.action)
@@ -255,10 +258,10 @@ class RequestHandlers:
                 by=who.account,
                 view=self._view,
             )
-        deaf = None if request.priority is None else requests.deaf_to_priorities(self._dirs.path)
-        return {"ended": ended, "deaf": deaf}
+        ignores = None if request.priority is None else requests.policy_ignoring_priority(self._dirs.path)
+        return {"ended": ended, "deaf": ignores}
 
-    def _order_nodes(self, request: asked.OrderNodes, who: Person, roles: Roles) -> dict[str, Any]:
+    def _order_nodes(self, request: asked.OrderNodes, who: Caller, roles: Roles) -> dict[str, Any]:
         if not roles.is_operator(who):
             raise UsageError(f"only operators {request.action} nodes, and {who.name} is none")
         with self._changing():
@@ -271,7 +274,7 @@ class RequestHandlers:
             )
         return {}
 
-    def _check_theirs(self, job_ids: Sequence[str], who: Person, roles: Roles, action: str) -> View:
+    def _check_theirs(self, job_ids: Sequence[str], who: Caller, roles: Roles, action: str) -> View:
         """:raises UsageError: a job is not there, or not theirs to change; then nothing is done."""
         log, owners = self._known()
         view = View(who, roles, log, owners)
@@ -281,12 +284,12 @@ class RequestHandlers:
         for job_id in job_ids:
             owner = view.owner(job_id)
             if owner is None or not roles.may_order(who, owner):
-                name = Person.of(owner or ROOT).name
+                name = Caller.of(owner or ROOT).name
                 text = f"job {job_id} belongs to {name}, and {who.name} may not {action} it"
                 raise UsageError(f"{text}: nothing was ordered")
         return view
 
-    def _check_holders(self, job_ids: Sequence[str], who: Person, roles: Roles) -> None:
+    def _check_holders(self, job_ids: Sequence[str], who: Caller, roles: Roles) -> None:
         """:raises UsageError: somebody else holds a job who had to be asked: an operator, or a lead."""
         log, requested = self._view.log, self._spool.requests()
         for job_id in job_ids:
@@ -297,10 +300,10 @@ class RequestHandlers:
                 if order is not None and order.job == job_id and order.action in ("hold", "release"):
                     holder = order.uid if order.action == "hold" else None
             if holder not in (None, who.uid) and not roles.is_operator(who):
-                name = Person.of(holder or ROOT).name
+                name = Caller.of(holder or ROOT).name
                 raise UsageError(f"job {job_id} is held by {name}, who can release it, as operators can")
 
-    def _check_waiting(self, who: Person, limits: AccountLimits, more: int) -> None:
+    def _check_waiting(self, who: Caller, limits: AccountLimits, more: int) -> None:
         """:raises LockedError: with so many jobs more too many of the account would wait."""
         log, owners = self._known()
         waiting = sum(job.uid == who.uid and not job.gpus for job in log.active.values())
@@ -309,7 +312,7 @@ class RequestHandlers:
             text = f"{who.name} has {counted(waiting, 'job')} that wait, and {limits.waiting_jobs} may"
             raise LockedError(f"{text}: nothing was asked for; try again once some of them have begun")
 
-    def _check_room(self, who: Person, limits: AccountLimits, more: int) -> None:
+    def _check_room(self, who: Caller, limits: AccountLimits, more: int) -> None:
         """:raises LockedError: too much of what the account asked for has not been taken up yet."""
         found = self._spool.bytes_of(who.uid)
         if found + more > limits.spool_bytes:
@@ -318,12 +321,12 @@ class RequestHandlers:
 
     # Views.
 
-    def _look(self, request: asked.Look, who: Person, roles: Roles) -> bytes:
+    def _look(self, request: asked.Look, who: Caller, roles: Roles) -> bytes:
         with self._lock:
             status, owners = self._status(ahead=request.ahead), self._known()[1]
             return STATUS.dump_json(View(who, roles, status.log, owners).of_status(status), by_alias=True)
 
-    def _describe(self, request: asked.Describe, who: Person, roles: Roles) -> dict[str, Any]:
+    def _describe(self, request: asked.Describe, who: Caller, roles: Roles) -> dict[str, Any]:
         with self._lock:
             view = self._seen(who, roles, request.job)
             owns = view.owns(request.job)
@@ -336,14 +339,14 @@ class RequestHandlers:
         told = {"history": HISTORY.dump_python(happened, mode="json"), "errors": errors}
         return told | {"code": [each.model_dump(mode="json") for each in code]}
 
-    def _use(self, who: Person, roles: Roles) -> bytes:
+    def _use(self, who: Caller, roles: Roles) -> bytes:
         with self._lock:
             log, uses = self._meter.look()
             view = View(who, roles, log, self._known()[1])
             seen = tuple(found for use in uses if (found := view.of_use(use)) is not None)
             return USES.dump_json((view.of_log(), seen), by_alias=True)
 
-    def _output(self, request: asked.ReadOutput, who: Person, roles: Roles) -> Iterator[bytes]:
+    def _output(self, request: asked.ReadOutput, who: Caller, roles: Roles) -> Iterator[bytes]:
         with self._lock:
             self._check_own(request.job, who, roles, "its output is")
         return self._printed(request)
@@ -354,10 +357,10 @@ class RequestHandlers:
         while request.follow and not self._has_ended(request.job):
             yield from output.fresh()
             yield b""
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
         yield from output.fresh()
 
-    def _stacks(self, request: asked.ReadStacks, who: Person, roles: Roles) -> bytes:
+    def _stacks(self, request: asked.ReadStacks, who: Caller, roles: Roles) -> bytes:
         with self._lock:
             self._check_own(request.job, who, roles, "its stacks are")
             status = self._status(ahead=False)
@@ -365,7 +368,9 @@ class RequestHandlers:
             found = job_stacks(self._dirs.path, request.job, within_s=request.within_s, found=status)
         return STACKS.dump_json(found)
 
-    def _foresee(self, request: asked.Foresee, who: Person, roles: Roles, limits: AccountLimits) -> bytes:
+    def _foresee(
+        self, request: asked.WhatIfQuestion, who: Caller, roles: Roles, limits: AccountLimits
+    ) -> bytes:
         given = parse_jobs(request.jobs.encode(), request.source) if request.jobs else ()
         jobs = [_owned(job, who, limits) for job in given]
         if len(jobs) > limits.waiting_jobs:
@@ -382,18 +387,18 @@ class RequestHandlers:
             own = [each for each in known if view.owns(each)]
         new = [job.id for job in jobs]
         text = job_file(jobs).decode() if jobs else ""
-        return self._foresight.of(
+        return self._whatif.of(
             request.model_copy(update={"jobs": text}), who, seen=[*known, *new], own=[*own, *new]
         )
 
-    def _check_own(self, job_id: str, who: Person, roles: Roles, what: str) -> None:
+    def _check_own(self, job_id: str, who: Caller, roles: Roles, what: str) -> None:
         """:raises UsageError: there is no such job that they see, or it is another's."""
         view = self._seen(who, roles, job_id)
         if not view.owns(job_id):
-            name = Person.of(view.owner(job_id) or ROOT).name
+            name = Caller.of(view.owner(job_id) or ROOT).name
             raise UsageError(f"job {job_id} belongs to {name}: {what} for its owner")
 
-    def _events(self, request: asked.ReadEvents, who: Person, roles: Roles) -> Iterator[bytes]:
+    def _events(self, request: asked.ReadEvents, who: Caller, roles: Roles) -> Iterator[bytes]:
         seen = events_for(who, lambda: roles)
         if request.job is not None:
             with self._lock:
@@ -410,7 +415,7 @@ class RequestHandlers:
             yield data
         yield from found
 
-    def _ends(self, request: asked.AwaitEnds, who: Person, roles: Roles) -> Iterator[bytes]:
+    def _ends(self, request: asked.AwaitEnds, who: Caller, roles: Roles) -> Iterator[bytes]:
         left = list(dict.fromkeys(request.jobs))
         while True:
             with self._lock:
@@ -425,14 +430,14 @@ class RequestHandlers:
             if not left:
                 return
             yield b""
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def _has_ended(self, job_id: str) -> bool:
         with self._lock:
             job = self._view.refresh().jobs.get(job_id)
             return job is not None and job.ended
 
-    def _seen(self, who: Person, roles: Roles, job_id: str) -> View:
+    def _seen(self, who: Caller, roles: Roles, job_id: str) -> View:
         """:raises UsageError: there is no job of that name that they see."""
         log, owners = self._known()
         view = View(who, roles, log, owners)
@@ -454,7 +459,7 @@ class RequestHandlers:
 
     def _status(self, *, ahead: bool) -> Status:
         at_s, status = self._looked.get(ahead, (float("-inf"), None))
-        if status is None or time.monotonic() - at_s > LOOK_S:
+        if status is None or time.monotonic() - at_s > CACHE_TTL_S:
             status = self._watcher.look(ahead=ahead)
             self._looked[ahead] = time.monotonic(), status
         return status
@@ -468,7 +473,7 @@ class RequestHandlers:
                 self._looked.clear()
 
 
-def _owned(job: Job, who: Person, limits: AccountLimits) -> Job:
+def _owned(job: Job, who: Caller, limits: AccountLimits) -> Job:
     """A job with the name of the account that submits it.
 
     :raises UsageError: it states another user.

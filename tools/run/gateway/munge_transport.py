@@ -5,9 +5,8 @@ those of others (1733). The door takes it away, asks munge whose it is, answers 
 ``answers/NAME``, which is that account's alone and which root's credential vouches for. A letter names the
 state directory and itself in the credential: a copy of it, under any name or elsewhere, is refused.
 
-munge says on every host of a Slurm cluster whose process made a credential. It holds the digest of what it is
-about, and what that is: so it vouches for nothing else. munge refuses one that it has seen before, and one
-that is too old.
+On every host of a Slurm cluster munge says which account made a credential. The credential holds its subject
+and the digest of the data, so it is valid for nothing else. munge refuses a used or an expired credential.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder
-from pliant.tools.run.gateway.permissions import Person
+from pliant.tools.run.gateway.permissions import Caller
 from pliant.tools.run.gateway.protocol import as_line, said, with_value
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 
-LIVES_S: Final = 60
+CREDENTIAL_TTL_S: Final = 60
 """A credential is refused when it is older."""
-WITHIN_S: Final = 30.0
+MUNGE_TIMEOUT_S: Final = 30.0
 """A munged that does not answer for so long is not there."""
 
 
-class _Vouched(NamedTuple):
+class _Credential(NamedTuple):
     """What a credential says."""
 
     uid: int
-    about: dict[str, str]
+    credential_subject: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +52,21 @@ class Munge:
 
     socket: str = ""
 
-    def encode(self, data: bytes, about: dict[str, str], *, only_for: int | None = None) -> str:
+    def encode(self, data: bytes, credential_subject: dict[str, str], *, only_for: int | None = None) -> str:
         """A credential of this account for some bytes.
 
         :param only_for: no other account can read it.
         :raises ServiceMissingError: munge does not answer.
         """
-        payload = json.dumps({**about, "sha256": _digest(data)})
+        payload = json.dumps({**credential_subject, "sha256": _digest(data)})
         restricted = () if only_for is None else (f"--restrict-uid={only_for}",)
-        words = ["munge", f"--ttl={LIVES_S}", *restricted, *self._socket()]
+        words = ["munge", f"--ttl={CREDENTIAL_TTL_S}", *restricted, *self._socket()]
         done = self._call(words, payload)
         if done.returncode:
             raise ServiceMissingError(f"munge does not work here: {done.stderr.strip()}")
         return done.stdout.strip()
 
-    def decode(self, credential: str) -> _Vouched:
+    def decode(self, credential: str) -> _Credential:
         """Whose a credential is. It counts once.
 
         :raises UsageError: munge refuses it: it was used, is too old, or is no credential.
@@ -80,21 +79,21 @@ class Munge:
         if done.returncode:
             why = done.stderr.strip() or said.get("STATUS", "").strip() or f"code {done.returncode}"
             raise UsageError(f"munge refuses the credential: {why}")
-        if not 0 < int(said["TTL"]) <= LIVES_S:
-            raise UsageError(f"munge refuses the credential: it lives longer than {LIVES_S} s")
+        if not 0 < int(said["TTL"]) <= CREDENTIAL_TTL_S:
+            raise UsageError(f"munge refuses the credential: it lives longer than {CREDENTIAL_TTL_S} s")
         try:
-            about = json.loads(payload)
+            credential_subject = json.loads(payload)
         except (ValueError, RecursionError):
-            about = None
-        if not isinstance(about, dict):
+            credential_subject = None
+        if not isinstance(credential_subject, dict):
             raise UsageError("munge's credential is about something else")
         uid = int(said["UID"].rpartition("(")[2].rstrip(") "))  # after the name, if it has one
-        return _Vouched(uid, {str(name): str(value) for name, value in about.items()})
+        return _Credential(uid, {str(name): str(value) for name, value in credential_subject.items()})
 
-    def check(self, credential: str, data: bytes, about: dict[str, str]) -> int:
+    def check(self, credential: str, data: bytes, credential_subject: dict[str, str]) -> int:
         """The account that vouches for these bytes; raises as :meth:`decode`."""
         found = self.decode(credential)
-        if found.about != {**about, "sha256": _digest(data)}:
+        if found.credential_subject != {**credential_subject, "sha256": _digest(data)}:
             raise UsageError("munge's credential is about something else")
         return found.uid
 
@@ -107,7 +106,7 @@ class Munge:
             raise ServiceMissingError(f"{words[0]} is not installed here")
         try:
             return subprocess.run(
-                words, input=given, capture_output=True, text=True, check=False, timeout=WITHIN_S
+                words, input=given, capture_output=True, text=True, check=False, timeout=MUNGE_TIMEOUT_S
             )
         except subprocess.TimeoutExpired as error:
             raise ServiceMissingError("munge does not answer: is munged there?") from error
@@ -117,37 +116,37 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-LETTER: Final = ".letter"
-LOOK_S: Final = 0.2
-AT_ONCE: Final = 256
+REQUEST_SUFFIX: Final = ".letter"
+POLL_INTERVAL_S: Final = 0.2
+MAX_REQUESTS_PER_POLL: Final = 256
 """Letters that are taken at one look; the next look goes on."""
-OVERHEAD_BYTES: Final = 4096
+MAX_OVERHEAD_BYTES: Final = 4096
 """Of a letter, beside its request."""
-PIECES_BYTES: Final = 16 << 20
+MAX_REPLY_BYTES: Final = 16 << 20
 """Of an answer that is piece by piece at the socket."""
-WAIT_S: Final = 45.0
+RESPONSE_TIMEOUT_S: Final = 45.0
 """An answer is there within this time."""
-KEPT_S: Final = 600.0
+REPLY_TTL_S: Final = 600.0
 """An answer that its account does not fetch is removed after this time."""
 _log = logging.getLogger("pliant")
 
 
-class Counter(Protocol):
+class RequestGate(Protocol):
     """The door, as it treats requests of either kind."""
 
-    def enter(self, who: Person) -> dict[str, Any] | None: ...
-    def leave(self, who: Person, cpu_s: float) -> None: ...
-    def most_bytes(self, who: Person) -> int: ...
-    def answer(self, line: bytes, who: Person) -> bytes | Iterator[bytes]: ...
-    def refused(self, who: Person, error: PliantError) -> PliantError: ...
+    def enter(self, who: Caller) -> dict[str, Any] | None: ...
+    def leave(self, who: Caller, cpu_s: float) -> None: ...
+    def most_bytes(self, who: Caller) -> int: ...
+    def answer(self, line: bytes, who: Caller) -> bytes | Iterator[bytes]: ...
+    def refused(self, who: Caller, error: PliantError) -> PliantError: ...
 
 
-class Letterbox:
+class MungeListener:
     """Takes letters, and answers them in threads."""
 
-    def __init__(self, dirs: StateDir, door: Counter, munge: Munge) -> None:
+    def __init__(self, dirs: StateDir, door: RequestGate, munge: Munge) -> None:
         self._dirs = dirs
-        self._letters, self._answers = letters_of(dirs), answers_of(dirs)
+        self._requests, self._replies = requests_folder(dirs), replies_folder(dirs)
         self._door = door
         self._munge = munge
         self._swept_s = 0.0
@@ -155,15 +154,15 @@ class Letterbox:
     def open(self) -> None:
         """:raises PliantError: the folders cannot be made, or munge does not work."""
         self._munge.decode(self._munge.encode(b"", {}))
-        for folder, mode in ((self._letters, 0o1733), (self._answers, 0o711)):
+        for folder, mode in ((self._requests, 0o1733), (self._replies, 0o711)):
             make_folder(folder)
             os.chmod(folder, mode)
         what = {"host": os.uname().nodename, "socket": self._munge.socket}
-        atomic_write(address_of(self._dirs), json.dumps(what).encode() + b"\n", mode=0o644)
-        os.chmod(address_of(self._dirs), 0o644)
+        atomic_write(address_file(self._dirs), json.dumps(what).encode() + b"\n", mode=0o644)
+        os.chmod(address_file(self._dirs), 0o644)
 
     def serve(self, closing: threading.Event) -> None:
-        while not closing.wait(LOOK_S):
+        while not closing.wait(POLL_INTERVAL_S):
             try:
                 self.look()
             except OSError as error:
@@ -171,14 +170,14 @@ class Letterbox:
 
     def look(self) -> None:
         """Take the letters that are there."""
-        with os.scandir(self._letters) as entries:
-            names = [entry.name for _, entry in zip(range(AT_ONCE), entries, strict=False)]
+        with os.scandir(self._requests) as entries:
+            names = [entry.name for _, entry in zip(range(MAX_REQUESTS_PER_POLL), entries, strict=False)]
         for name in names:
-            if name.endswith(LETTER):
-                self._take(self._letters / name)
-        if time.monotonic() - self._swept_s > KEPT_S:
+            if name.endswith(REQUEST_SUFFIX):
+                self._take(self._requests / name)
+        if time.monotonic() - self._swept_s > REPLY_TTL_S:
             self._swept_s = time.monotonic()
-            for folder in (self._letters, self._answers):
+            for folder in (self._requests, self._replies):
                 _sweep(folder)
 
     def _take(self, path: Path) -> None:
@@ -190,20 +189,20 @@ class Letterbox:
             return
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
-            who = Person.of(found.st_uid)
+            who = Caller.of(found.st_uid)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
                 self._door.refused(who, UsageError("a letter that is a link or no plain file"))
                 _remove(path)
                 return
             refusal = self._door.enter(who)
-            data = b"" if refusal else file.read(self._door.most_bytes(who) + OVERHEAD_BYTES + 1)
+            data = b"" if refusal else file.read(self._door.most_bytes(who) + MAX_OVERHEAD_BYTES + 1)
         _remove(path)
         if refusal is not None:
             self._write(path.stem, who, as_line(refusal))
             return
         threading.Thread(target=self._attend, args=(path.stem, data, who), daemon=True).start()
 
-    def _attend(self, name: str, data: bytes, who: Person) -> None:
+    def _attend(self, name: str, data: bytes, who: Caller) -> None:
         try:
             self._write(name, who, self._answer(name, data, who))
         except Exception:  # noqa: BLE001 - one letter, of one account
@@ -211,70 +210,70 @@ class Letterbox:
         finally:
             self._door.leave(who, time.thread_time())
 
-    def _answer(self, name: str, data: bytes, who: Person) -> bytes:
+    def _answer(self, name: str, data: bytes, who: Caller) -> bytes:
         try:
             line = self._opened(name, data, who)
             found = self._door.answer(line, who)
-            return found_value(found)
+            return reply_of(found)
         except PliantError as error:
             return as_line(said(error))
 
-    def _opened(self, name: str, data: bytes, who: Person) -> bytes:
+    def _opened(self, name: str, data: bytes, who: Caller) -> bytes:
         """The request in a letter.
 
         :raises PliantError: munge does not say that it is of the account whose file it is.
         """
         try:
-            if len(data) > self._door.most_bytes(who) + OVERHEAD_BYTES:
+            if len(data) > self._door.most_bytes(who) + MAX_OVERHEAD_BYTES:
                 raise BadInputError(f"the request has more than {self._door.most_bytes(who):,} bytes")
             try:
                 letter = json.loads(data)
                 line, credential = str(letter["request"]).encode(), str(letter["credential"])
             except (ValueError, TypeError, LookupError, RecursionError):
                 raise BadInputError("a letter that is none") from None
-            uid = self._munge.check(credential, line, about(self._dirs, name))
+            uid = self._munge.check(credential, line, credential_subject(self._dirs, name))
             if uid != who.uid:
                 raise UsageError(f"munge says it is of user {uid}, and the file is of user {who.uid}")
         except PliantError as error:
             raise self._door.refused(who, error) from error
         return line
 
-    def _write(self, name: str, who: Person, answer: bytes) -> None:
+    def _write(self, name: str, who: Caller, answer: bytes) -> None:
         """Put an answer where only its account can read it."""
-        credential = self._munge.encode(answer, about(self._dirs, name), only_for=who.uid)
+        credential = self._munge.encode(answer, credential_subject(self._dirs, name), only_for=who.uid)
         letter = as_line({"credential": credential, "answer": answer.decode()})
-        temporary = self._answers / f".{secrets.token_hex(8)}"
+        temporary = self._replies / f".{secrets.token_hex(8)}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(letter)
             os.fchown(descriptor, who.uid, who.gid)
-        os.rename(temporary, self._answers / name)
+        os.rename(temporary, self._replies / name)
 
 
 @contextmanager
-def taking_letters(dirs: StateDir, door: Counter, socket: str | None) -> Iterator[None]:
+def munge_listener(dirs: StateDir, door: RequestGate, socket: str | None) -> Iterator[None]:
     """Serve other hosts, too, if there is a munge.
 
     :param socket: of munged, empty for its usual one; None: only this host can ask.
     :raises PliantError: munge does not work, or the folders cannot be made.
     """
-    _remove(address_of(dirs))
+    _remove(address_file(dirs))
     if socket is None:
         yield
         return
-    letterbox, closing = Letterbox(dirs, door, Munge(socket)), threading.Event()
-    letterbox.open()
-    thread = threading.Thread(target=letterbox.serve, args=(closing,), name="letters", daemon=True)
+    listener, closing = MungeListener(dirs, door, Munge(socket)), threading.Event()
+    listener.open()
+    thread = threading.Thread(target=listener.serve, args=(closing,), name="letters", daemon=True)
     thread.start()
     try:
         yield
     finally:
         closing.set()
         thread.join()
-        _remove(address_of(dirs))
+        _remove(address_file(dirs))
 
 
-def found_value(found: bytes | Iterator[bytes]) -> bytes:
+def reply_of(found: bytes | Iterator[bytes]) -> bytes:
     """An answer as one value; pieces are text then.
 
     :raises UsageError: they have no end, or are too many.
@@ -286,8 +285,8 @@ def found_value(found: bytes | Iterator[bytes]) -> bytes:
         if not piece:
             raise UsageError("this goes on, and works only on the host of the run: leave -f out there")
         data += piece
-        if len(data) > PIECES_BYTES:
-            raise UsageError(f"this is more than {PIECES_BYTES >> 20} MiB: ask for less with --tail")
+        if len(data) > MAX_REPLY_BYTES:
+            raise UsageError(f"this is more than {MAX_REPLY_BYTES >> 20} MiB: ask for less with --tail")
     return with_value(json.dumps(data.decode("utf-8", "surrogateescape")).encode())
 
 
@@ -297,14 +296,14 @@ def send(dirs: StateDir, line: bytes, munge: Munge) -> bytes:
     :raises PliantError: no answer of root's came.
     """
     name = secrets.token_hex(16)
-    credential = munge.encode(line, about(dirs, name))
-    letter = letters_of(dirs) / f"{name}{LETTER}"
+    credential = munge.encode(line, credential_subject(dirs, name))
+    letter = requests_folder(dirs) / f"{name}{REQUEST_SUFFIX}"
     draft = letter.with_suffix(".draft")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(as_line({"credential": credential, "request": line.decode()}))
     os.rename(draft, letter)
-    until_s, path = time.monotonic() + WAIT_S, answers_of(dirs) / name
+    until_s, path = time.monotonic() + RESPONSE_TIMEOUT_S, replies_folder(dirs) / name
     while not os.path.lexists(path):
         if time.monotonic() > until_s:
             with suppress(FileNotFoundError):
@@ -313,28 +312,28 @@ def send(dirs: StateDir, line: bytes, munge: Munge) -> bytes:
             text = "the run has taken the request and does not answer: see pliant status whether it was done"
             raise ServiceMissingError(text)
         os.listdir(dirs.door)  # so that a network file system looks again
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     found = json.loads(path.read_bytes())
     answer = str(found["answer"]).encode()
-    if (uid := munge.check(str(found["credential"]), answer, about(dirs, name))) != ROOT:
+    if (uid := munge.check(str(found["credential"]), answer, credential_subject(dirs, name))) != ROOT:
         raise UsageError(f"user {uid} answered, and a run of root should: do not use this state directory")
     return answer
 
 
-def about(dirs: StateDir, name: str) -> dict[str, str]:
-    """What a credential is about, beside the digest."""
+def credential_subject(dirs: StateDir, name: str) -> dict[str, str]:
+    """Subject of a credential, without the digest."""
     return {"state": str(dirs.path), "letter": name}
 
 
-def letters_of(dirs: StateDir) -> Path:
+def requests_folder(dirs: StateDir) -> Path:
     return dirs.door / "letters"
 
 
-def answers_of(dirs: StateDir) -> Path:
+def replies_folder(dirs: StateDir) -> Path:
     return dirs.door / "answers"
 
 
-def address_of(dirs: StateDir) -> Path:
+def address_file(dirs: StateDir) -> Path:
     """The file that says where letters are taken."""
     return dirs.door / "munge.json"
 
@@ -342,7 +341,7 @@ def address_of(dirs: StateDir) -> Path:
 def munge_for(dirs: StateDir) -> Munge | None:
     """How to ask from another host than the run's. Returns None on that host, or if letters are not taken."""
     try:
-        found = json.loads(address_of(dirs).read_bytes())
+        found = json.loads(address_file(dirs).read_bytes())
         return None if found["host"] == os.uname().nodename else Munge(str(found["socket"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -358,5 +357,5 @@ def _sweep(folder: Path) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > KEPT_S:
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > REPLY_TTL_S:
                     os.unlink(entry.path)

@@ -29,7 +29,7 @@ from pliant.schemas.event import ORDERS, WORKER_EVENTS, Event
 from pliant.schemas.file_io.record import BoundedFloat, PositiveFloat, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import TeamStanding
-from pliant.tools.run.gateway.protocol import check_way
+from pliant.tools.run.gateway.protocol import check_path_owners
 from pliant.tools.run.service.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import ROOT, Account, account_name
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
@@ -37,10 +37,10 @@ from pliant.tools.run.watch.job_page import Happened
 from pliant.tools.run.watch.status import Hidden, Status
 from pliant.tools.run.watch.top import Use
 
-MOST_BYTES: Final = 1 << 20
-LOOK_S: Final = 1.0
+MAX_FILE_BYTES: Final = 1 << 20
+POLL_INTERVAL_S: Final = 1.0
 """A changed file takes effect within this time."""
-KNOWN_S: Final = 60.0
+GROUPS_TTL_S: Final = 60.0
 """The groups of an account are looked up again after this time."""
 _NO_GROUP: Final = 65534
 _log = logging.getLogger("pliant")
@@ -86,17 +86,17 @@ class Roles(Record):
     limits_of: dict[str, AccountLimits] = Field(default_factory=dict)
     """By account, instead of ``limits``."""
 
-    def is_operator(self, who: Person) -> bool:
+    def is_operator(self, who: Caller) -> bool:
         return who.uid == ROOT or who.is_among(self.operators)
 
-    def may_order(self, who: Person, owner: int) -> bool:
+    def may_order(self, who: Caller, owner: int) -> bool:
         """Whether an account may hold, release, cancel and change the jobs of another, or of its own."""
         if who.uid == owner or self.is_operator(who):
             return True
         led = [team for team in self.teams.values() if who.is_among(team.leads)]
-        return owner != ROOT and any(Person.of(owner).is_among(team.users) for team in led)
+        return owner != ROOT and any(Caller.of(owner).is_among(team.users) for team in led)
 
-    def may_see(self, who: Person, owner: int) -> bool:
+    def may_see(self, who: Caller, owner: int) -> bool:
         """Whether it sees that there is a job of that owner, and what is public of it."""
         return self.visibility == "public" or self.may_order(who, owner)
 
@@ -104,7 +104,7 @@ class Roles(Record):
         return self.limits_of.get(who.name, self.limits)
 
 
-class Person(NamedTuple):
+class Caller(NamedTuple):
     """An account with the groups that it is in."""
 
     uid: int
@@ -113,8 +113,8 @@ class Person(NamedTuple):
     groups: frozenset[str]
 
     @classmethod
-    def of(cls, uid: int) -> Person:
-        return _person(uid, int(time.monotonic() / KNOWN_S))
+    def of(cls, uid: int) -> Caller:
+        return _person(uid, int(time.monotonic() / GROUPS_TTL_S))
 
     @property
     def account(self) -> Account:
@@ -125,12 +125,12 @@ class Person(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _person(uid: int, _at: int) -> Person:
+def _person(uid: int, _at: int) -> Caller:
     try:
         found = pwd.getpwuid(uid)
     except KeyError:
-        return Person(uid, account_name(uid), _NO_GROUP, frozenset())
-    return Person(uid, found.pw_name, found.pw_gid, frozenset(_groups(found)))
+        return Caller(uid, account_name(uid), _NO_GROUP, frozenset())
+    return Caller(uid, found.pw_name, found.pw_gid, frozenset(_groups(found)))
 
 
 def _groups(found: pwd.struct_passwd) -> Iterable[str]:
@@ -145,7 +145,7 @@ def read_roles(path: Path) -> Roles:
     """:raises UsageError: the file is not root's, or others can write it or replace it.
     :raises BadInputError: it does not say what it should.
     """
-    check_way(path.resolve().parent, ROOT)
+    check_path_owners(path.resolve().parent, ROOT)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -154,9 +154,9 @@ def read_roles(path: Path) -> Roles:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != ROOT or found.st_mode & 0o022:
             raise UsageError(f"{path}: expected a plain file of root's that no other account can write")
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise BadInputError.one(str(path), f"has more than {MOST_BYTES:,} bytes")
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise BadInputError.one(str(path), f"has more than {MAX_FILE_BYTES:,} bytes")
     try:
         return Roles.model_validate_json(data)
     except ValidationError as error:
@@ -178,7 +178,7 @@ class RolesFile:
 
     def __call__(self) -> Roles:
         if self._path is not None and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + LOOK_S
+            self._next_s = time.monotonic() + POLL_INTERVAL_S
             seen = self._mark()
             if seen != self._seen:
                 self._seen = seen
@@ -202,13 +202,13 @@ STATUS: Final = TypeAdapter(Status)
 USES: Final = TypeAdapter(tuple[RunLog, tuple[Use, ...]], config=_CONFIG)
 HISTORY: Final = TypeAdapter(list[Happened], config=_CONFIG)
 STACKS: Final = TypeAdapter(list[WorkerStack])
-_HELD_BACK: Final = "-"
+_HIDDEN_WORD: Final = "-"
 """Stands for what is not public where a job must have something."""
-_OF_ALL: Final = frozenset(
+_PUBLIC_DETAIL: Final = frozenset(
     {"origin_s", "policy", "decision_seconds", "once", "node", "reason", "user", "uid", "now", "order"}
 )
 """What the detail of an event that is about no job says to all."""
-_OF_AN_ORDER: Final = frozenset({"user", "uid", "priority", "order"})
+_PUBLIC_ORDER_DETAIL: Final = frozenset({"user", "uid", "priority", "order"})
 _T = TypeVar("_T")
 
 
@@ -217,7 +217,7 @@ def _public_job(job: Job) -> Job:
     return Job(
         id=job.id,
         submit_time=job.submit_time,
-        model=_HELD_BACK,
+        model=_HIDDEN_WORD,
         gpus=job.gpus,
         user=job.user,
         team=job.team,
@@ -252,7 +252,7 @@ class View:
     :param owners: the accounts that submitted jobs the log does not hold yet.
     """
 
-    def __init__(self, who: Person, roles: Roles, log: RunLog, owners: Mapping[str, int]) -> None:
+    def __init__(self, who: Caller, roles: Roles, log: RunLog, owners: Mapping[str, int]) -> None:
         self._who = who
         self._roles = roles
         self._log = log
@@ -339,13 +339,13 @@ class View:
         return {job_id: found for job_id, found in by_job.items() if self.sees(job_id)}
 
 
-def filled_in(log: RunLog) -> RunLog:
+def with_active_jobs(log: RunLog) -> RunLog:
     """A log that came through the door, with its ``active`` jobs again."""
     log.active = {job_id: job for job_id, job in log.jobs.items() if not job.ended}
     return log
 
 
-def events_for(who: Person, roles: Callable[[], Roles]) -> Callable[[Event], Event | None]:
+def events_for(who: Caller, roles: Callable[[], Roles]) -> Callable[[Event], Event | None]:
     """What an account sees of each event, of which it is given all, in their order."""
     owners: dict[str, int] = {}
 
@@ -368,12 +368,12 @@ def events_for(who: Person, roles: Callable[[], Roles]) -> Callable[[Event], Eve
 
 
 def _of_all(detail: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in detail.items() if name in _OF_ALL}
+    return {name: value for name, value in detail.items() if name in _PUBLIC_DETAIL}
 
 
 def _public_detail(name: str, detail: Mapping[str, Any]) -> dict[str, Any] | None:
     if name in ORDERS:
-        return {each: value for each, value in detail.items() if each in _OF_AN_ORDER}
+        return {each: value for each, value in detail.items() if each in _PUBLIC_ORDER_DETAIL}
     if name != "submit":
         return None
     job = _public_job(Job.model_validate(detail["job"], strict=False))

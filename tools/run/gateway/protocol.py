@@ -39,11 +39,11 @@ from pliant.schemas.job import Changes
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction
 
-LINE_S: Final = 10.0
+REQUEST_TIMEOUT_S: Final = 10.0
 """A request is there within this time of its connection."""
-SEND_S: Final = 30.0
+SEND_TIMEOUT_S: Final = 30.0
 """A reader that takes nothing for so long has left."""
-LONGEST_STACKS_S: Final = 30.0
+MAX_STACKS_WAIT_S: Final = 30.0
 """For which the workers of a job are waited for."""
 _LENGTH: Final = struct.Struct(">I")
 _LAST: Final = 0xFFFFFFFF
@@ -56,6 +56,8 @@ _ERRORS: Final[Mapping[int, type[PliantError]]] = {
         *(JobsFailedError, ServiceMissingError, LockedError),
     )
 }
+SUBMITTED_FIELDS: Final = ("ids", "deaf_to_priorities", "overlooked_deadlines", "deaf_to_weights")
+"""Names of the fields of :class:`~pliant.tools.run.service.submit.Submitted` in a reply, in its order."""
 _Ids = Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=100_000)]
 
 
@@ -155,7 +157,7 @@ class AwaitEnds(GatewayRequest):
     jobs: _Ids
 
 
-class Foresee(GatewayRequest):
+class WhatIfQuestion(GatewayRequest):
     """What would become of the jobs that the account sees if something were different."""
 
     counts_as: ClassVar[int] = 20
@@ -180,12 +182,12 @@ class ReadStacks(GatewayRequest):
     counts_as: ClassVar[int] = 5
     ask: Literal["stacks"] = "stacks"
     job: Identifier
-    within_s: Annotated[PositiveFloat, Field(le=LONGEST_STACKS_S)] = LONGEST_STACKS_S
+    within_s: Annotated[PositiveFloat, Field(le=MAX_STACKS_WAIT_S)] = MAX_STACKS_WAIT_S
 
 
 Asked = (
     SubmitJobs | CancelJobs | OrderJobs | OrderNodes | Look | Describe | MeasureUse | ReadOutput | ReadEvents
-) | (AwaitEnds | ReadStacks | Foresee)
+) | (AwaitEnds | ReadStacks | WhatIfQuestion)
 REQUEST: Final = TypeAdapter[Asked](Annotated[Asked, Field(discriminator="ask")])
 
 
@@ -293,7 +295,7 @@ def gateway_address(dirs: StateDir) -> Iterator[str]:
     :raises UsageError: the folder, or one above it, is not as only root and its owner could have made it.
     :raises OSError: it cannot be opened.
     """
-    check_way(dirs.door, os.lstat(dirs.path).st_uid)
+    check_path_owners(dirs.door, os.lstat(dirs.path).st_uid)
     folder = os.open(dirs.door, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(folder)
@@ -304,7 +306,7 @@ def gateway_address(dirs: StateDir) -> Iterator[str]:
         os.close(folder)
 
 
-def check_way(folder: Path, owner: int) -> None:
+def check_path_owners(folder: Path, owner: int) -> None:
     """Make sure that no other account can have put something else in the place of a folder.
 
     :param folder: without links; :meth:`Path.resolve`.

@@ -27,12 +27,12 @@ from pliant.schemas.errors import BadInputError, LockedError, PliantError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.text import counted, harmless
 from pliant.tools.run.gateway.handlers import RequestHandlers
-from pliant.tools.run.gateway.munge_transport import taking_letters
-from pliant.tools.run.gateway.permissions import AccountLimits, Person, RolesFile
+from pliant.tools.run.gateway.munge_transport import munge_listener
+from pliant.tools.run.gateway.permissions import AccountLimits, Caller, RolesFile
 from pliant.tools.run.gateway.protocol import (
-    LINE_S,
     REQUEST,
-    SEND_S,
+    REQUEST_TIMEOUT_S,
+    SEND_TIMEOUT_S,
     as_line,
     gateway_address,
     last_piece,
@@ -45,21 +45,21 @@ from pliant.tools.run.gateway.protocol import (
 from pliant.tools.run.statedir.directory import StateDir
 
 BACKLOG: Final = 512
-CONNECTIONS: Final = 512
+MAX_CONNECTIONS: Final = 512
 """Of all accounts together."""
-NOTED: Final = AccountLimits(burst=30, requests_per_second=0.1)
+REFUSAL_LOG_LIMITS: Final = AccountLimits(burst=30, requests_per_second=0.1)
 """Lines about the refusals of one account."""
-AGAIN_S: Final = 1.0
-REMEMBERED: Final = 10_000
+RETRY_AFTER_S: Final = 1.0
+MAX_TRACKED_ACCOUNTS: Final = 10_000
 """Accounts whose requests are counted at a time."""
-CORE: Final = 0.5
+MAX_CORE_SHARE: Final = 0.5
 """The part of a core that the requests of one account may keep busy."""
-IDLE_S: Final = 600.0
+ACCOUNT_IDLE_S: Final = 600.0
 _log = logging.getLogger("pliant")
 
 
 @dataclass(slots=True)
-class Allowance:
+class TokenBucket:
     """How many requests an account may make now: they come back with time, up to a burst."""
 
     left: float
@@ -75,28 +75,30 @@ class Allowance:
 
     def charge(self, limits: AccountLimits, cpu_s: float) -> None:
         """Count what a request has cost: its account gets no more than a part of a core in the long run."""
-        self.left -= cpu_s * limits.requests_per_second / CORE
+        self.left -= cpu_s * limits.requests_per_second / MAX_CORE_SHARE
 
     def wait_s(self, limits: AccountLimits) -> float:
         """After how long the next request is taken."""
         return max(0.0, 1 - self.left) / limits.requests_per_second
 
 
-class Complaints:
+class RefusalLog:
     """A line for each refusal; of an account that is refused all the time a few, and how many there were."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, Allowance] = {}
+        self._lines: dict[int, TokenBucket] = {}
         self._left_out: Counter[int] = Counter()
         self._lock = threading.Lock()
 
-    def note(self, who: Person, text: str) -> None:
+    def note(self, who: Caller, text: str) -> None:
         now_s = time.monotonic()
         with self._lock:
-            if len(self._lines) > REMEMBERED:
+            if len(self._lines) > MAX_TRACKED_ACCOUNTS:
                 self._lines.clear()
                 self._left_out.clear()
-            if not self._lines.setdefault(who.uid, Allowance(NOTED.burst, now_s)).take(NOTED, now_s):
+            if not self._lines.setdefault(who.uid, TokenBucket(REFUSAL_LOG_LIMITS.burst, now_s)).take(
+                REFUSAL_LOG_LIMITS, now_s
+            ):
                 self._left_out[who.uid] += 1
                 return
             count = self._left_out.pop(who.uid, 0)
@@ -110,10 +112,10 @@ class GatewayServer:
     def __init__(self, answers: RequestHandlers, roles: RolesFile) -> None:
         self._answers = answers
         self._roles = roles
-        self._allowances: dict[int, Allowance] = {}
+        self._allowances: dict[int, TokenBucket] = {}
         self._open: Counter[int] = Counter()
         self._lock = threading.Lock()
-        self._complaints = Complaints()
+        self._complaints = RefusalLog()
 
     def serve(self, listening: socket.socket, is_over: Callable[[float], bool]) -> None:
         """:param is_over: waits for a connection at most that long; returns whether the door is closed."""
@@ -134,7 +136,7 @@ class GatewayServer:
                     connection.close()
 
     def _admit(self, connection: socket.socket) -> None:
-        who = Person.of(peer_of(connection).uid)
+        who = Caller.of(peer_of(connection).uid)
         refusal = self.enter(who)
         if refusal is not None:
             with closing(connection):
@@ -143,7 +145,7 @@ class GatewayServer:
             return
         threading.Thread(target=self._attend, args=(connection, who), daemon=True).start()
 
-    def enter(self, who: Person) -> dict[str, Any] | None:
+    def enter(self, who: Caller) -> dict[str, Any] | None:
         """Count a request of an account as begun; returns the answer to one that is above a limit."""
         refusal, wait_s = self._refusal(who, self._limits(who))
         if not refusal:
@@ -151,7 +153,7 @@ class GatewayServer:
         self._complaints.note(who, refusal)
         return {**said(LockedError(f"{refusal}: try again in a moment")), "wait_s": wait_s}
 
-    def leave(self, who: Person, cpu_s: float) -> None:
+    def leave(self, who: Caller, cpu_s: float) -> None:
         """Count it as over."""
         limits = self._limits(who)
         cpu_s += self._answers.spent_s(who.uid)
@@ -162,10 +164,10 @@ class GatewayServer:
             if not self._open[who.uid]:
                 del self._open[who.uid]
 
-    def most_bytes(self, who: Person) -> int:
+    def most_bytes(self, who: Caller) -> int:
         return self._limits(who).request_bytes
 
-    def answer(self, line: bytes, who: Person) -> bytes | Iterator[bytes]:
+    def answer(self, line: bytes, who: Caller) -> bytes | Iterator[bytes]:
         """The answer to a request.
 
         :raises PliantError: it is refused; the log says so.
@@ -181,34 +183,34 @@ class GatewayServer:
         except PliantError as error:
             raise self.refused(who, error) from error
 
-    def refused(self, who: Person, error: PliantError) -> PliantError:
+    def refused(self, who: Caller, error: PliantError) -> PliantError:
         """The error, of which a line is in the log from now on."""
         self._complaints.note(who, (str(error).splitlines() or [""])[0])
         return error
 
-    def _limits(self, who: Person) -> AccountLimits:
+    def _limits(self, who: Caller) -> AccountLimits:
         return self._roles().limits_for(who.account)
 
-    def _refusal(self, who: Person, limits: AccountLimits) -> tuple[str, float]:
+    def _refusal(self, who: Caller, limits: AccountLimits) -> tuple[str, float]:
         """Why a connection is refused, and for how long; empty if it counts as open from now on."""
         now_s = time.monotonic()
         with self._lock:
-            if len(self._allowances) > REMEMBERED:
+            if len(self._allowances) > MAX_TRACKED_ACCOUNTS:
                 self._allowances = {
-                    uid: each for uid, each in self._allowances.items() if now_s - each.at_s < IDLE_S
+                    uid: each for uid, each in self._allowances.items() if now_s - each.at_s < ACCOUNT_IDLE_S
                 }
-            allowance = self._allowances.setdefault(who.uid, Allowance(limits.burst, now_s))
+            allowance = self._allowances.setdefault(who.uid, TokenBucket(limits.burst, now_s))
             if not allowance.take(limits, now_s):
                 text = f"more than {limits.requests_per_second:g} requests a second from {who.name}"
                 return text, allowance.wait_s(limits)
             if self._open[who.uid] >= limits.connections:
-                return f"{limits.connections} connections of {who.name} are open", AGAIN_S
-            if self._open.total() >= CONNECTIONS:
-                return f"{CONNECTIONS} connections are open", AGAIN_S
+                return f"{limits.connections} connections of {who.name} are open", RETRY_AFTER_S
+            if self._open.total() >= MAX_CONNECTIONS:
+                return f"{MAX_CONNECTIONS} connections are open", RETRY_AFTER_S
             self._open[who.uid] += 1
         return "", 0.0
 
-    def _attend(self, connection: socket.socket, who: Person) -> None:
+    def _attend(self, connection: socket.socket, who: Caller) -> None:
         try:
             with closing(connection), suppress(OSError):
                 self._serve(connection, who)
@@ -217,25 +219,27 @@ class GatewayServer:
         finally:
             self.leave(who, time.thread_time())
 
-    def _serve(self, connection: socket.socket, who: Person) -> None:
+    def _serve(self, connection: socket.socket, who: Caller) -> None:
         try:
             found = self.answer(self._read(connection, who), who)
         except PliantError as error:
-            connection.settimeout(SEND_S)
+            connection.settimeout(SEND_TIMEOUT_S)
             connection.sendall(as_line(said(error)))
             return
-        connection.settimeout(SEND_S)
+        connection.settimeout(SEND_TIMEOUT_S)
         if isinstance(found, Iterator):
             connection.sendall(as_line({"ok": True, "pieces": True}))
             _pass_on(connection, found)
         else:
             connection.sendall(with_value(found))
 
-    def _read(self, connection: socket.socket, who: Person) -> bytes:
+    def _read(self, connection: socket.socket, who: Caller) -> bytes:
         try:
-            return read_line(connection, self.most_bytes(who), LINE_S)
+            return read_line(connection, self.most_bytes(who), REQUEST_TIMEOUT_S)
         except TimeoutError:
-            raise self.refused(who, BadInputError(f"no request came within {LINE_S:g} s")) from None
+            raise self.refused(
+                who, BadInputError(f"no request came within {REQUEST_TIMEOUT_S:g} s")
+            ) from None
         except ValueError as error:
             raise self.refused(who, BadInputError(str(error))) from error
 
@@ -276,7 +280,7 @@ def main(state: str, roles: str = "", munge: str | None = None) -> int:
     try:
         in_force = RolesFile(Path(roles) if roles else None)
         door = GatewayServer(RequestHandlers(dirs), in_force)
-        with closing(listen(dirs)) as listening, taking_letters(dirs, door, munge):
+        with closing(listen(dirs)) as listening, munge_listener(dirs, door, munge):
             os.write(1, b"!")
 
             def is_over(within_s: float) -> bool:

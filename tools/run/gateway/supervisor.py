@@ -18,8 +18,8 @@ from pliant.tools.run.gateway.access import ADVICE, obstacle
 from pliant.tools.run.gateway.permissions import read_roles
 from pliant.tools.run.statedir.directory import StateDir, make_shared
 
-AGAIN_S: Final = 1.0
-MOST_S: Final = 60.0
+RESTART_DELAY_S: Final = 1.0
+MAX_RESTART_DELAY_S: Final = 60.0
 _log = logging.getLogger("pliant")
 
 
@@ -90,7 +90,7 @@ class _Supervisor:
 
     def _keep(self) -> None:
         """Pass on what the door says, and open it again whenever it dies."""
-        pause_s, process = AGAIN_S, self._process
+        pause_s, process = RESTART_DELAY_S, self._process
         while process is not None:
             _pass_on(process.stderr)
             code = process.wait()
@@ -102,12 +102,12 @@ class _Supervisor:
             _log.warning("the door ended with code %d: it is opened again in %g s", code, pause_s)
             if self._closing.wait(pause_s):
                 return
-            pause_s = min(MOST_S, 2 * pause_s)
+            pause_s = min(MAX_RESTART_DELAY_S, 2 * pause_s)
             process = self._process = self._begin(stderr=subprocess.PIPE)
             if self._closing.is_set() and process.stdin is not None:
                 process.stdin.close()
             elif self._is_open(process):
-                pause_s = AGAIN_S
+                pause_s = RESTART_DELAY_S
 
 
 def munge_socket() -> str:

@@ -99,7 +99,7 @@ class Decisions:
             if not self._forgiving:
                 raise
             reason = self._report(error, _GOES_ON)
-            self._put_back(held, now_s)
+            self._rollback(held, now_s)
             self.session.turned_away.update(_rejected(done))
             return reason
         self._reported.clear()
@@ -155,7 +155,7 @@ class Decisions:
         self._reported.add(reason)
         return reason
 
-    def _put_back(self, held: Mapping[str, Allocation], now_s: float) -> None:
+    def _rollback(self, held: Mapping[str, Allocation], now_s: float) -> None:
         """Undo a decision that came to nothing: jobs hold what they held."""
         changed: list[AllocationUpdate] = []
         for job in self.session.jobs.values():
@@ -216,7 +216,7 @@ class Arrivals:
         """Whether there are jobs that have not arrived, or requests that the log lacks."""
         return self._awaited or bool(self.ahead)
 
-    def hear(self, until_s: float) -> tuple[bool, list[str]]:
+    def poll_requests(self, until_s: float) -> tuple[bool, list[str]]:
         """Record what was submitted, cancelled and ordered; jobs not due at ``until_s`` (UTC) wait.
 
         Returns whether anything was recorded, and the jobs that are to give up what they hold.

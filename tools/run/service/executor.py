@@ -246,7 +246,7 @@ class Executor:
         self.nodes = {node.name: node for node in self.backend.nodes()}
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
-    def leave(self, nodes: Mapping[str, str]) -> Iterator[Report]:
+    def evict(self, nodes: Mapping[str, str]) -> Iterator[Report]:
         """Take all jobs off these nodes. Of two jobs that share slots the first gives up all.
 
         :param nodes: what is the matter with each, as the end of a sentence.
@@ -265,20 +265,20 @@ class Executor:
                 self.targets[job_id] = left
             yield Displaced(job_id, reason, left.allocation)
 
-    def heed(self, drains: Mapping[str, Drain], now_utc_s: float) -> dict[str, str]:
+    def apply_notices(self, drains: Mapping[str, Drain], now_utc_s: float) -> dict[str, str]:
         """Have what runs on nodes with a notice leave in time.
 
-        Returns the nodes that no job may hold any longer, for :meth:`leave`.
+        Returns the nodes that no job may hold any longer, for :meth:`evict`.
         """
         now_s = self._clock()
-        if not self._notices.hear(drains, now_utc_s, now_s) and not self._notices.by_node:
+        if not self._notices.update(drains, now_utc_s, now_s) and not self._notices.by_node:
             return {}
         late = self._notices.late(now_s)
         for job_id, gang in sorted(self.gangs.items()):
             with self._faults.of(job_id):
                 nodes = {slot.node for slot in gang.busy}
                 notice = self._notices.of(nodes)
-                gang.heed(notice, now_s)
+                gang.apply_notice(notice, now_s)
                 if notice is not None and now_s >= notice.stop_s:
                     name = min(nodes & late.keys())
                     self.stop(gang, f"node {name} {late[name]}")
@@ -379,7 +379,7 @@ class Executor:
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
-        for settled, events in groupby(gang.heard(), gang.settles):
+        for settled, events in groupby(gang.new_events(), gang.settles):
             yield WorkerEvents(job_id, gang.handle.attempt, tuple(events), serves and settled)
         progress = gang.reported()
         if progress is not None and progress.attempt == gang.handle.attempt:
@@ -391,7 +391,7 @@ class Executor:
                 self.stop(gang, "Slurm has announced the end of its job")
             if (found := gang.watch(self._clock())) is not None:
                 self._launching.publish(gang, *found)
-            yield from self._hear(job_id, gang)
+            yield from self._worker_reports(job_id, gang)
             return
         yield from self._losses(job_id, gang)
         verdict = gang.verdict()
@@ -411,7 +411,7 @@ class Executor:
         for slots, reason in gang.losses(self._clock()):
             yield Lost(job_id, gang.handle.attempt, slots, reason)
 
-    def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
+    def _worker_reports(self, job_id: str, gang: Gang) -> Iterable[Report]:
         """What a gang found out about its slots; its target shrinks to what is left."""
         yield from self._losses(job_id, gang)
         target = self.targets.get(job_id)

@@ -97,7 +97,7 @@ class Notices:
         self._drains: Mapping[str, Drain] = {}
         self.by_node: dict[str, Notice] = {}
 
-    def hear(self, drains: Mapping[str, Drain], now_utc_s: float, now_s: float) -> bool:
+    def update(self, drains: Mapping[str, Drain], now_utc_s: float, now_s: float) -> bool:
         """Take up which nodes are drained now; a notice that is known keeps its times.
 
         Of one that is over before it is heard only the drain is left: jobs have the usual time to stop.
@@ -196,7 +196,7 @@ class Gang:
         self._gone: dict[int, float] = {}
         # Workers that were killed because they stood still.
         self._silenced = set[int]()
-        self._told = plan.generation if self._members.trains() is None else 0
+        self._reported_generation = plan.generation if self._members.trains() is None else 0
         told = Tail(handle.files.progress)
         for event in islice(chain.from_iterable(iter(told.read, [])), seen):
             self.settles(event)
@@ -259,7 +259,7 @@ class Gang:
         )
 
     @_as_its_user
-    def heard(self) -> list[Event]:
+    def new_events(self) -> list[Event]:
         """What its workers have said since the last call."""
         return self.tail.read()
 
@@ -326,8 +326,8 @@ class Gang:
 
     def settles(self, event: Event) -> bool:
         """Note a worker's event; returns whether the newest plan was in force then."""
-        self._told = max(self._told, (event.detail or {}).get("generation", 0))
-        return self._told >= self.plan.generation
+        self._reported_generation = max(self._reported_generation, (event.detail or {}).get("generation", 0))
+        return self._reported_generation >= self.plan.generation
 
     def plan_without(self, members: Sequence[Member], setback: WorkerFailure) -> NextPlan:
         """A plan to go on with these members; the setback names the slots that are left out."""
@@ -372,7 +372,7 @@ class Gang:
     def kill(self, now_s: float) -> None:
         self._enter("kill", now_s)
 
-    def heed(self, notice: Notice | None, now_s: float) -> None:
+    def apply_notice(self, notice: Notice | None, now_s: float) -> None:
         """Leave by a time: it takes the place of the limits of a stop, be they shorter or longer."""
         if notice == self._notice:
             return

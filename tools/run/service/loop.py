@@ -229,7 +229,7 @@ class Loop:
         depends on that.
         """
         found, log = self._schedule, self.state.log
-        self._hear(self._origin_s + found.time)
+        self._poll_requests(self._origin_s + found.time)
         self.executor.adopt(log)
         self.executor.end_attempts(self._stopped)
         self._see_nodes()
@@ -254,7 +254,7 @@ class Loop:
         happened, self._ask = self._ask, False
         since_s, self._looked_s = self._looked_s, self.clock()
         happened |= self._see_nodes()
-        happened |= self._heed_notices()
+        happened |= self._apply_notices()
         happened |= self._end_overdue_jobs()
         happened |= self._look_for_idle_jobs()
         happened |= self._look_for_stragglers()
@@ -268,7 +268,7 @@ class Loop:
         here = self._arrivals.arrive()
         self.state.record(here)
         happened |= bool(here)
-        happened |= self._hear(self.clock())
+        happened |= self._poll_requests(self.clock())
         if self.session.admission.unsatisfiable:
             self._cancel_unsatisfiable()
         if happened or self._now() >= self._decisions.ask_at_s():
@@ -322,7 +322,7 @@ class Loop:
         self.state.record(event for _, event in found)
         for job_id, event in found:
             with self._faults.of(job_id):
-                self._tell(event)
+                self._notify(event)
         hears_epochs = self.session.policy.hears_epochs
         return happened or (hears_epochs and any(event.event == "epoch" for _, event in found))
 
@@ -332,18 +332,18 @@ class Loop:
         known = self.state.log.down
         if down is None or down.keys() == known.keys():
             return False
-        self._record(self.executor.leave({name: f"is down: {why}" for name, why in down.items()}), 0.0)
+        self._record(self.executor.evict({name: f"is down: {why}" for name, why in down.items()}), 0.0)
         went = [node_event(name, self.clock(), why) for name, why in down.items() if name not in known]
         came = [node_event(name, self.clock(), None) for name in known if name not in down]
         self.state.record([*went, *came])
         for event in (*went, *came):
-            self._tell(event)
+            self._notify(event)
         return True
 
-    def _heed_notices(self) -> bool:
+    def _apply_notices(self) -> bool:
         """Take jobs off nodes that they should have left by now; returns whether any was there."""
-        late = self.executor.heed(self.state.log.drained, self.clock())
-        return bool(late) and self._record(self.executor.leave(late), 0.0)
+        late = self.executor.apply_notices(self.state.log.drained, self.clock())
+        return bool(late) and self._record(self.executor.evict(late), 0.0)
 
     def _end_overdue_jobs(self) -> bool:
         """End the jobs that have reached a limit of their own; returns whether any was there."""
@@ -436,7 +436,7 @@ class Loop:
             if self._decisions is not None:
                 apply_events(self.session, [progress_event(report, job, self._now())])
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         if self._decisions is not None:
             apply_events(self.session, [replace(event, time=event.time - self._origin_s)])
 
@@ -466,9 +466,9 @@ class Loop:
                 if job_id in self.session.jobs:
                     self.session.end(job_id, self._now(), "cancelled")
 
-    def _hear(self, until_s: float) -> bool:
+    def _poll_requests(self, until_s: float) -> bool:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
-        happened, self._stopped = self._arrivals.hear(until_s)
+        happened, self._stopped = self._arrivals.poll_requests(until_s)
         for job_id in self._stopped:
             self._stop(job_id)
         self.executor.end_attempts(self._stopped)

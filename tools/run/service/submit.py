@@ -40,15 +40,15 @@ _ACCOUNTS_S: Final = 5.0
 
 
 class Submitted(NamedTuple):
-    """Jobs that were submitted, and what will not be heeded of what they state."""
+    """Submitted jobs, and what the policy of the run ignores of what they state."""
 
     ids: list[str]
-    deaf_to_priorities: str | None = None
-    """The policy that decides there, if jobs state priorities and it ignores them."""
+    ignores_priority: str | None = None
+    """Name of the policy, if jobs state priorities and it ignores them."""
     overlooked_deadlines: str | None = None
-    """Which deadlines the policy there does not look at, one of these jobs among them, as a clause."""
-    deaf_to_weights: str | None = None
-    """The same for weights."""
+    """Clause that says which deadlines of these jobs the policy ignores."""
+    ignores_weight: str | None = None
+    """Name of the policy, if jobs state weights and it ignores them."""
 
     @classmethod
     def of(cls, state: Path, jobs: Iterable[Job], ids: list[str]) -> Submitted:
@@ -56,9 +56,9 @@ class Submitted(NamedTuple):
         states, weighs = any(job.priority for job in listed), any(job.weight != 1.0 for job in listed)
         return cls(
             ids,
-            deaf_to_priorities(state) if states else None,
+            policy_ignoring_priority(state) if states else None,
             _overlooked_deadlines(state, (job for job in listed if job.utility.shape != "constant")),
-            _deaf_to_weights(state) if weighs else None,
+            _policy_ignoring_weight(state) if weighs else None,
         )
 
 
@@ -608,7 +608,7 @@ def order_nodes(
         )
 
 
-def deaf_to_priorities(state: Path) -> str | None:
+def policy_ignoring_priority(state: Path) -> str | None:
     """The policy that decided last there if it ignores priorities, else None."""
     name = _deciding(state)
     return name if name is not None and policy_class(name).priority_means == "" else None
@@ -625,7 +625,7 @@ def _overlooked_deadlines(state: Path, jobs: Iterable[Job]) -> str | None:
     return None if clause is None else f'policy "{name}" does not look at {clause}'
 
 
-def _deaf_to_weights(state: Path) -> str | None:
+def _policy_ignoring_weight(state: Path) -> str | None:
     name = _deciding(state)
     return name if name is not None and not policy_class(name).weight_means else None
 

@@ -19,7 +19,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
     samples_to_go,
 )
-from pliant.tools.schedule.policies.gavel import Gavel, Shares, capacity_of, speeds_of
+from pliant.tools.schedule.policies.gavel import Gavel, TimeFractions, capacity_of, speeds_of
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -151,7 +151,7 @@ class Allox(Policy):
 class _ByArrival(Gavel):
     """Matches are fractions: all of one GPU's time, which is one n-th of the time on n GPUs."""
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> TimeFractions:
         types, free = list(snapshot.speeds.gpu_types), capacity_of(snapshot)
         fractions: dict[str, Sequence[float]] = {}
         if (kept := self._accounts) is not None:
@@ -171,7 +171,7 @@ class _ByArrival(Gavel):
                 free[best] -= 1
                 fractions[job.id] = [float(index == best) / kind.gpus for index in range(len(types))]
         members = [job for job in jobs if job.id in fractions]
-        return Shares.of(members, fractions)
+        return TimeFractions.of(members, fractions)
 
 
 def _running_first(matches: Sequence[_Match]) -> list[_Match]:

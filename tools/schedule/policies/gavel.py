@@ -133,15 +133,15 @@ class Gavel(Policy):
         self._renewal = Renewal(time_s, is_stale, parts_by_job)
         self._spare = state.get("spare", {})
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> TimeFractions:
         """The jobs that take part, in the same order, and their fractions."""
         kinds = kinds_of(jobs, "gavel", lambda job: _share(job, snapshot), snapshot)
         problem = (dict(Counter(kinds)), capacity_of(snapshot))
         if self._solved is None or self._solved[0] != problem:
             self._solved = problem, max_min(*problem)
-        return Shares.of_kinds(jobs, kinds, self._solved[1])
+        return TimeFractions.of_kinds(jobs, kinds, self._solved[1])
 
-    def _renewed(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+    def _renewed(self, jobs: Sequence[JobState], snapshot: Snapshot) -> TimeFractions:
         """The fractions of the last solution, or of a new one."""
         last_s, stale = self._renewal.time_s, self._renewal.is_stale or bool(snapshot.changes)
         if stale and (not last_s or snapshot.time_s - last_s >= self.renew_s):
@@ -154,7 +154,7 @@ class Gavel(Policy):
         else:
             self._renewal = self._renewal._replace(is_stale=stale)
         known = self._renewal.fractions
-        return Shares.of([job for job in jobs if job.id in known], known)
+        return TimeFractions.of([job for job in jobs if job.id in known], known)
 
     def _serve(self, jobs: Sequence[JobState], accounts: Accounts, snapshot: Snapshot) -> dict[str, Grant]:
         """Give GPUs away, first to the pairs of job and GPU type that are furthest behind."""
@@ -180,7 +180,7 @@ class Gavel(Policy):
         return grants
 
 
-class Shares(NamedTuple):
+class TimeFractions(NamedTuple):
     """Jobs with fractions of time."""
 
     jobs: Sequence[JobState]
@@ -281,10 +281,10 @@ class GavelMakespan(Gavel):
     def counts_on_work(self, jobs: Iterable[Job]) -> bool:
         return True
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> TimeFractions:
         needs = [samples_to_go(job, snapshot, self.round_s) or 1.0 for job in jobs]
         kinds = Kinds.of(speeds_of(jobs, snapshot)).over(np.array(needs))
-        return Shares(jobs, kinds.max_min(capacity_of(snapshot), levels=1, even=True))
+        return TimeFractions(jobs, kinds.max_min(capacity_of(snapshot), levels=1, even=True))
 
 
 class GavelThroughput(Gavel):
@@ -298,11 +298,11 @@ class GavelThroughput(Gavel):
 
     name: ClassVar[str] = "gavel-throughput"
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> TimeFractions:
         kinds = kinds_of(jobs, self.name, lambda job: job.reference_batch / job.spec.gpus.requested, snapshot)
         parts = most_throughput(Counter(kinds), capacity_of(snapshot))
         self._spare = {job.id: max(kind.gains) / kind.gpus for job, kind in zip(jobs, kinds, strict=True)}
-        return Shares.of_kinds(jobs, kinds, parts)
+        return TimeFractions.of_kinds(jobs, kinds, parts)
 
 
 class GavelFtf(Gavel):
@@ -335,7 +335,7 @@ class GavelFtf(Gavel):
             super().load_state(state["accounts"], jobs)
         self._contention = Contention.load(state["contention"])
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> TimeFractions:
         capacity = capacity_of(snapshot)
         parts = np.zeros((len(jobs), len(capacity)))
         members = []
@@ -346,7 +346,7 @@ class GavelFtf(Gavel):
         if members:
             rows, kinds, stakes = zip(*members, strict=True)
             parts[list(rows)] = least_ratio(kinds, stakes, capacity)
-        return Shares(jobs, parts)
+        return TimeFractions(jobs, parts)
 
 
 def least_ratio(kinds: Sequence[Kind], stakes: Sequence[Stake], capacity: Sequence[int]) -> Floats:

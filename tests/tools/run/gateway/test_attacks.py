@@ -21,15 +21,15 @@ from pliant.schemas.io import write_cluster
 from pliant.tools.run.gateway import supervisor
 from pliant.tools.run.gateway.handlers import RequestHandlers
 from pliant.tools.run.gateway.munge_transport import (
-    LETTER,
+    REQUEST_SUFFIX,
     Munge,
-    about,
-    address_of,
-    answers_of,
-    letters_of,
+    address_file,
+    credential_subject,
+    replies_folder,
+    requests_folder,
     send,
 )
-from pliant.tools.run.gateway.permissions import AccountLimits, Person, Roles, read_roles
+from pliant.tools.run.gateway.permissions import AccountLimits, Caller, Roles, read_roles
 from pliant.tools.run.gateway.protocol import SOCKET, OrderJobs, as_line, read_line, value_in
 from pliant.tools.run.gateway.supervisor import supervised_gateway
 from pliant.tools.run.service.submit import submit
@@ -200,7 +200,7 @@ def test_limits_of_jobs_bytes_and_priority_are_named(run: Shared):
 
 def test_orders_are_measured_and_their_changes_have_a_form_before_they_are_written(tmp_path: Path) -> None:
     """Changes are copied into a file for each job."""
-    dirs, who, ids = StateDir(tmp_path / "state"), Person.of(EVE), [f"w{number}" for number in range(20)]
+    dirs, who, ids = StateDir(tmp_path / "state"), Caller.of(EVE), [f"w{number}" for number in range(20)]
     jobs = [job(each, command=("train.py",), user=who.name) for each in ids]
     submit(dirs.path, jobs, "jobs", folder=tmp_path, now_s=0.0, check_scripts=False, by=who.account)
     answers, limits = RequestHandlers(dirs), AccountLimits(spool_bytes=20_000)
@@ -346,8 +346,8 @@ def far(munge: Munge, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
         dirs = StateDir(run.state)
         make_own(dirs)
         with supervised_gateway(dirs, munge=True):
-            found = json.loads(address_of(dirs).read_text())
-            address_of(dirs).write_text(json.dumps({**found, "host": "elsewhere"}))
+            found = json.loads(address_file(dirs).read_text())
+            address_file(dirs).write_text(json.dumps({**found, "host": "elsewhere"}))
             yield run
 
 
@@ -360,14 +360,14 @@ def test_a_request_from_afar_bears_the_account_of_munge(far: Shared):
     assert refused.exit_code == 2
     assert f"job a belongs to {ADA}" in refused.stderr
     assert far.by(BOB, "status").stdout.splitlines()[1].split()[0] == "a"
-    assert list(letters_of(StateDir(far.state)).iterdir()) == []
+    assert list(requests_folder(StateDir(far.state)).iterdir()) == []
 
 
 def letter_of(run: Shared, munge: Munge, uid: int, name: str) -> bytes:
     dirs = StateDir(run.state)
 
     def body() -> str:
-        letter = {"credential": munge.encode(LOOK, about(dirs, name)), "request": LOOK.decode()}
+        letter = {"credential": munge.encode(LOOK, credential_subject(dirs, name)), "request": LOOK.decode()}
         return as_line(letter).decode()
 
     return str(as_account(uid, body)).encode()
@@ -378,13 +378,13 @@ def put(run: Shared, uid: int, name: str, letter: bytes) -> dict[str, object]:
     dirs = StateDir(run.state)
 
     def body() -> str:
-        path = letters_of(dirs) / f"{name}.draft"
+        path = requests_folder(dirs) / f"{name}.draft"
         path.write_bytes(letter)
-        path.rename(path.with_suffix(LETTER))
+        path.rename(path.with_suffix(REQUEST_SUFFIX))
         return ""
 
     as_account(uid, body)
-    path = answers_of(dirs) / name
+    path = replies_folder(dirs) / name
     until(path.exists)
     assert path.stat().st_uid == uid
     found = json.loads(json.loads(path.read_text())["answer"])
@@ -432,23 +432,23 @@ def test_letters_of_others_are_closed_and_links_removed_unread(far: Shared):
         own = far.home(EVE) / "own"
         own.write_text("{}")
         for attempt in (
-            lambda: os.listdir(letters_of(dirs)),
-            lambda: os.listdir(answers_of(dirs)),
-            lambda: (answers_of(dirs) / "planted").write_text("{}"),
+            lambda: os.listdir(requests_folder(dirs)),
+            lambda: os.listdir(replies_folder(dirs)),
+            lambda: (replies_folder(dirs) / "planted").write_text("{}"),
         ):
             try:
                 attempt()
             except PermissionError:
                 found.append("refused")
-        os.symlink("/etc/passwd", letters_of(dirs) / f"link{LETTER}")
-        os.mkfifo(letters_of(dirs) / f"fifo{LETTER}")
-        os.link(own, letters_of(dirs) / f"hard{LETTER}")
+        os.symlink("/etc/passwd", requests_folder(dirs) / f"link{REQUEST_SUFFIX}")
+        os.mkfifo(requests_folder(dirs) / f"fifo{REQUEST_SUFFIX}")
+        os.link(own, requests_folder(dirs) / f"hard{REQUEST_SUFFIX}")
         return found
 
     far.home(EVE)
     assert as_account(EVE, body) == ["refused"] * 3
-    until(lambda: list(letters_of(dirs).iterdir()) == [])
-    assert list(answers_of(dirs).iterdir()) == []
+    until(lambda: list(requests_folder(dirs).iterdir()) == [])
+    assert list(replies_folder(dirs).iterdir()) == []
     assert (far.home(EVE) / "own").exists()
 
 
@@ -456,4 +456,6 @@ def test_an_answer_is_root_s_or_is_not_believed(far: Shared, munge: Munge):
     dirs = StateDir(far.state)
     assert value_in(as_account(BOB, lambda: send(dirs, LOOK, munge).decode()).encode()) is not None
     with pytest.raises(UsageError):
-        munge.check(munge.encode(b"other", about(dirs, "x")), b"answer", about(dirs, "x"))
+        munge.check(
+            munge.encode(b"other", credential_subject(dirs, "x")), b"answer", credential_subject(dirs, "x")
+        )

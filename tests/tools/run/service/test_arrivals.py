@@ -50,7 +50,7 @@ def arriving(
 def taken_up(state_dir: Path, shares: Shares) -> Mapping[str, JobLog]:
     """What a first run makes of the jobs that were submitted."""
     with arriving(state_dir, [ORIGIN_S + 1.0], shares=shares) as (arrivals, state, _):
-        arrivals.hear(ORIGIN_S + 1.0)
+        arrivals.poll_requests(ORIGIN_S + 1.0)
         return state.log.jobs
 
 
@@ -113,13 +113,13 @@ def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> No
     now_s[0] = ORIGIN_S + 60.0
     with arriving(tmp_path, now_s) as (following, state, _):
         assert following.more_to_come
-        assert following.hear(now_s[0]) == (True, [])
+        assert following.poll_requests(now_s[0]) == (True, [])
         assert (list(state.log.jobs), following.more_to_come) == (["a"], True)
         assert state.log.jobs["a"].submitted_s == ORIGIN_S + 50.0
         for _ in range(2):
             cancel(tmp_path, ["b"])
         assert len([each for each in Spool(state.dirs).requests() if each.cancelled]) == 1
-        assert following.hear(now_s[0]) == (True, ["b"])
+        assert following.poll_requests(now_s[0]) == (True, ["b"])
         assert state.log.jobs["b"].phase == "cancelled"
         assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
 
@@ -137,7 +137,7 @@ def test_requests_about_one_job_are_all_heard_and_a_rejected_one_leaves_no_secre
         cancel(tmp_path, ["a"])
         names = [path.name.split(".")[-2] for path in sorted(state.dirs.spool.glob("*.j*"))]
         assert names == ["jobs", "cancel", "order", "order", "cancel"]
-        assert [arrivals.hear(ORIGIN_S)[1] for _ in range(3)] == [["a"], ["a", "a"], []]
+        assert [arrivals.poll_requests(ORIGIN_S)[1] for _ in range(3)] == [["a"], ["a", "a"], []]
         phases = {job_id: each.phase for job_id, each in state.log.jobs.items()}
         assert (phases, len(state.log.executed)) == ({"large": "rejected", "a": "cancelled"}, 2)
         assert ([*session.jobs], arrivals.more_to_come, os.listdir(state.dirs.jobs)) == ([], False, ["a"])
@@ -188,8 +188,8 @@ def test_jobs_that_state_what_the_policy_ignores_are_named(tmp_path: Path, polic
         assert found.ids == ids
         if found.overlooked_deadlines is not None:
             assert found.overlooked_deadlines.startswith(f'policy "{policy}" does not look at ')
-        assert {found.deaf_to_priorities, found.deaf_to_weights} <= {policy, None}
-        words = {"priority": found.deaf_to_priorities, "weight": found.deaf_to_weights}
+        assert {found.ignores_priority, found.ignores_weight} <= {policy, None}
+        words = {"priority": found.ignores_priority, "weight": found.ignores_weight}
         words["deadline"] = found.overlooked_deadlines
         return {what for what, text in words.items() if text is not None}
 

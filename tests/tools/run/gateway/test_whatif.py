@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pliant.cli.ahead import enlarged
+from pliant.cli.whatif_answer import enlarged
 from pliant.schemas.errors import InfeasibleError, UsageError
 from pliant.tools.run.gateway import handlers
-from pliant.tools.run.gateway.permissions import Person
-from pliant.tools.run.gateway.protocol import Foresee
+from pliant.tools.run.gateway.permissions import Caller
+from pliant.tools.run.gateway.protocol import WhatIfQuestion
 from pliant.tools.run.gateway.supervisor import supervised_gateway
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster, job
@@ -95,9 +95,9 @@ def test_no_code_and_no_file_of_an_account_is_read_by_root(queue: people.Shared,
 
 def test_the_time_of_its_process_is_charged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said = """print('{"ok": true, "cpu_s": 1.5}', '[]', sep=chr(10), end='')"""
-    monkeypatch.setattr(handlers, "ASKED", ("-c", said))
-    asks = handlers.Foresight(tmp_path)
-    assert asks.of(Foresee(add_nodes="2"), Person.of(people.EVE), (), ()) == b"[]"
+    monkeypatch.setattr(handlers, "WHATIF_PROGRAM", ("-c", said))
+    asks = handlers.WhatIfRunner(tmp_path)
+    assert asks.of(WhatIfQuestion(add_nodes="2"), Caller.of(people.EVE), (), ()) == b"[]"
     assert [asks.spent_s(people.EVE), asks.spent_s(people.EVE)] == [1.5, 0.0]
 
 
@@ -105,19 +105,19 @@ def test_the_time_of_its_process_is_charged_once(tmp_path: Path, monkeypatch: py
     ("does", "error"),
     [
         ("while True: pass", "no answer within 30 s of the processor: too many jobs for this policy"),
-        ("bytearray(ahead.MEMORY_BYTES)", "more than 4 GiB of memory would be needed"),
+        ("bytearray(whatif_answer.MEMORY_LIMIT_BYTES)", "more than 4 GiB of memory would be needed"),
     ],
 )
 def test_a_question_that_takes_too_much_ends_with_the_reason(tmp_path, monkeypatch, does, error):
     """With a second of the processor in place of thirty, after what a slow machine takes to start."""
     script = (
-        "import sys, time\nfrom pliant.cli import ahead\n"
-        f"ahead.CPU_S = int(time.process_time()) + 2\ndef foreseen(*_):\n    {does}\n"
-        "ahead.foreseen = foreseen\nahead.main(sys.argv[1])"
+        "import sys, time\nfrom pliant.cli import whatif_answer\n"
+        f"whatif_answer.CPU_LIMIT_S = int(time.process_time()) + 2\ndef fails(*_):\n    {does}\n"
+        "whatif_answer.whatif_on_own_files = fails\nwhatif_answer.main(sys.argv[1])"
     )
-    monkeypatch.setattr(handlers, "ASKED", ("-c", script))
+    monkeypatch.setattr(handlers, "WHATIF_PROGRAM", ("-c", script))
     with pytest.raises(InfeasibleError, match=error):
-        handlers.Foresight(tmp_path).of(Foresee(add_nodes="2"), Person.of(people.EVE), (), ())
+        handlers.WhatIfRunner(tmp_path).of(WhatIfQuestion(add_nodes="2"), Caller.of(people.EVE), (), ())
 
 
 @pytest.mark.parametrize("number", ["0", "10001", "1000000000", "99999999999999999999"])

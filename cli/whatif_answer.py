@@ -23,20 +23,20 @@ from pliant.schemas.errors import InfeasibleError, PliantError, UsageError
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, in_gpu_hours, iso_time, span_text, text_table
-from pliant.tools.replay.ahead import (
-    Came,
+from pliant.tools.replay.whatif import (
+    ActualTimes,
     Comparison,
-    JobAhead,
     JobChange,
-    JobsAhead,
-    PastErrors,
-    look_ahead,
-    past_errors,
+    JobPrediction,
+    JobPredictions,
+    PredictionErrors,
+    predict_jobs,
+    prediction_errors,
     world_of,
 )
 from pliant.tools.run.gateway.client import client_of
-from pliant.tools.run.gateway.handlers import CPU_S, MEMORY_BYTES
-from pliant.tools.run.gateway.protocol import Foresee, as_line, said
+from pliant.tools.run.gateway.handlers import CPU_LIMIT_S, MEMORY_LIMIT_BYTES
+from pliant.tools.run.gateway.protocol import WhatIfQuestion, as_line, said
 from pliant.tools.run.service.submit import check_new
 from pliant.tools.run.watch.status import LiveState
 from pliant.tools.schedule.decide import Question
@@ -64,22 +64,22 @@ COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Prospects:
+class WhatIfAnswer:
     """Two looks at a live state, and how wrong such looks were."""
 
     now_s: float
     looks: Comparison
-    starts: PastErrors
-    ends: PastErrors
+    starts: PredictionErrors
+    ends: PredictionErrors
 
-    def seen_by(self, seen: Collection[str], own: Collection[str]) -> Prospects:
+    def seen_by(self, seen: Collection[str], own: Collection[str]) -> WhatIfAnswer:
         """What an account may see of it: the jobs that it sees, and reasons of its own ones.
 
         How far the cluster is in use is the work of all, and so is known to those who see all jobs.
         """
         every = {*self.looks.now.jobs, *self.looks.then.jobs} <= {*seen}
 
-        def part(found: JobsAhead) -> JobsAhead:
+        def part(found: JobPredictions) -> JobPredictions:
             jobs = {
                 job_id: job if job_id in own else replace(job, why="")
                 for job_id, job in found.jobs.items()
@@ -90,21 +90,21 @@ class Prospects:
         return replace(self, looks=Comparison(part(self.looks.now), part(self.looks.then)))
 
 
-PROSPECTS: Final = TypeAdapter(tuple[Prospects], config=ConfigDict(ser_json_inf_nan="constants"))
+WHATIF_ANSWER: Final = TypeAdapter(tuple[WhatIfAnswer], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
-def foresee(state: Path, question: Foresee) -> Prospects:
+def answer_whatif(state: Path, question: WhatIfQuestion) -> WhatIfAnswer:
     """What is to come as things are, and otherwise, as far as this account may see it.
 
     :raises PliantError: the question makes no sense there, or nothing can be predicted.
     """
     client = client_of(state)
     if client is not None:
-        return PROSPECTS.validate_json(client.foresee(question))[0]
-    return foreseen(state, question)
+        return WHATIF_ANSWER.validate_json(client.whatif(question))[0]
+    return whatif_on_own_files(state, question)
 
 
-def foreseen(state: Path, question: Foresee) -> Prospects:
+def whatif_on_own_files(state: Path, question: WhatIfQuestion) -> WhatIfAnswer:
     """The same, with all jobs; the state directory is this account's."""
     live = LiveState(state)
     if question.jobs:
@@ -121,7 +121,7 @@ def foreseen(state: Path, question: Foresee) -> Prospects:
     return ask(live, otherwise(live, cluster, question.remove, question.cancel, asked))
 
 
-def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[Job]]]) -> Prospects:
+def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[Job]]]) -> WhatIfAnswer:
     """What is to come as things are, and otherwise.
 
     :param otherwise: makes the other session from a copy of the present one, and says which further jobs
@@ -131,18 +131,18 @@ def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[
     world = world_of(live.events(), live.profile)
     other, more = otherwise(copy_of(session))
     past = live.past(MOMENTS, session)
-    errors = past_errors(past, _came(live), live.now_s, world, each_s=PAST_S)
+    errors = prediction_errors(past, _came(live), live.now_s, world, each_s=PAST_S)
     about = (live.now_s, world, live.measured)
-    now = look_ahead(session, *about, coming=coming, within_s=LOOK_S)
-    then = look_ahead(other, *about, coming=[*coming, *more], within_s=LOOK_S)
-    return Prospects(live.now_s, Comparison(now, then), *errors)
+    now = predict_jobs(session, *about, coming=coming, within_s=LOOK_S)
+    then = predict_jobs(other, *about, coming=[*coming, *more], within_s=LOOK_S)
+    return WhatIfAnswer(live.now_s, Comparison(now, then), *errors)
 
 
-def _came(live: LiveState) -> dict[str, Came]:
+def _came(live: LiveState) -> dict[str, ActualTimes]:
     found = {}
     for job_id, job in live.log.jobs.items():
         if job.phase in ("waiting", "running", "preempted", "finished") and job.held is None:
-            found[job_id] = Came(job.started_s, job.ended_s)
+            found[job_id] = ActualTimes(job.started_s, job.ended_s)
     return found
 
 
@@ -214,7 +214,7 @@ def enlarged(cluster: Cluster, text: str) -> Cluster:
 # In words.
 
 
-def table(answer: Prospects, width: int | None, *, every: bool) -> str:
+def table(answer: WhatIfAnswer, width: int | None, *, every: bool) -> str:
     """The jobs for which something changes, the largest changes first, and the sums.
 
     :param every: also those for which nothing changes, and without a limit.
@@ -235,7 +235,7 @@ def table(answer: Prospects, width: int | None, *, every: bool) -> str:
     return "".join([*lines, *(f"{line}\n" for line in sums(answer))])
 
 
-def _row(change: JobChange, answer: Prospects) -> tuple[str, ...]:
+def _row(change: JobChange, answer: WhatIfAnswer) -> tuple[str, ...]:
     now_s, (now, then) = answer.now_s, (change.now, change.then)
     gpus = "-" if then is None else str(then.gpus)
     late_s = change.delay_s
@@ -252,13 +252,13 @@ def _row(change: JobChange, answer: Prospects) -> tuple[str, ...]:
     )
 
 
-def _start(job: JobAhead | None, now_s: float) -> str:
+def _start(job: JobPrediction | None, now_s: float) -> str:
     if job is None or (job.start_s is None and not job.runs):
         return "-"
     return "runs" if job.start_s is None else _in(job.start_s, now_s)
 
 
-def _end(job: JobAhead | None, now_s: float) -> str:
+def _end(job: JobPrediction | None, now_s: float) -> str:
     if job is None or job.end_s is None:
         return "-"
     return _in(job.end_s, now_s) if job.end == "finished" else str(job.end)
@@ -272,7 +272,7 @@ def _signed(seconds: float) -> str:
     return f"{'-' if seconds < 0 else ''}{span_text(abs(seconds))}"
 
 
-def sums(answer: Prospects) -> list[str]:
+def sums(answer: WhatIfAnswer) -> list[str]:
     """Mean JCT and the use of GPUs, now and then."""
     looks = answer.looks
     jct = looks.mean_jct_s
@@ -288,7 +288,7 @@ def sums(answer: Prospects) -> list[str]:
     return [*lines, *losses(answer)]
 
 
-def losses(answer: Prospects) -> list[str]:
+def losses(answer: WhatIfAnswer) -> list[str]:
     """What jobs that cannot save would lose to stops, more than as things are; the largest losses first."""
     lost = {
         each.job: each.then.lost_gpu_s - (0.0 if each.now is None else each.now.lost_gpu_s)
@@ -303,7 +303,7 @@ def losses(answer: Prospects) -> list[str]:
     return [f"lost by stops of jobs that do not say that they can save: {named}{more}"]
 
 
-def remarks(answer: Prospects) -> list[str]:
+def remarks(answer: WhatIfAnswer) -> list[str]:
     """How far the answer can be trusted."""
     looks, now_s = answer.looks, answer.now_s
     exact = [each.exact_until_s for each in (looks.now, looks.then) if each.exact_until_s is not None]
@@ -316,7 +316,7 @@ def remarks(answer: Prospects) -> list[str]:
     return lines
 
 
-def of_new_jobs(answer: Prospects, new: Sequence[str]) -> list[str]:
+def of_new_jobs(answer: WhatIfAnswer, new: Sequence[str]) -> list[str]:
     """When new jobs start and end, and which others end later for them."""
     then = answer.looks.then
     lines = [f"{job_id}: {_would(then.jobs[job_id], answer)}" for job_id in new[:SHOWN]]
@@ -331,7 +331,7 @@ def of_new_jobs(answer: Prospects, new: Sequence[str]) -> list[str]:
     return [*lines, *losses(answer)]
 
 
-def _would(job: JobAhead, answer: Prospects) -> str:
+def _would(job: JobPrediction, answer: WhatIfAnswer) -> str:
     now_s = answer.now_s
     if job.end in ("rejected", "cancelled"):
         return f"would be {job.end}"
@@ -350,7 +350,7 @@ def _would(job: JobAhead, answer: Prospects) -> str:
 # For programs.
 
 
-def document(answer: Prospects) -> dict[str, Any]:
+def document(answer: WhatIfAnswer) -> dict[str, Any]:
     looks, jct = answer.looks, answer.looks.mean_jct_s
     return {
         "schema": "pliant.whatif/1",
@@ -371,12 +371,12 @@ def document(answer: Prospects) -> dict[str, Any]:
     }
 
 
-def _errors(errors: PastErrors, what: str) -> dict[str, Any]:
+def _errors(errors: PredictionErrors, what: str) -> dict[str, Any]:
     found = {"comparisons": errors.comparisons, "low": errors.low, "high": errors.high}
     return found if errors.low is not None else {**found, "reason": errors.words(what)}
 
 
-def _fields(job: JobAhead | None, answer: Prospects) -> dict[str, Any] | None:
+def _fields(job: JobPrediction | None, answer: WhatIfAnswer) -> dict[str, Any] | None:
     if job is None:
         return None
     starts = answer.starts.between_s(job.start_s, answer.now_s)
@@ -399,9 +399,9 @@ def _fields(job: JobAhead | None, answer: Prospects) -> dict[str, Any] | None:
 def main(state: str) -> int:
     """Answer one question (:mod:`pliant.tools.run.gateway.handlers`)."""
     resource.setrlimit(
-        resource.RLIMIT_CPU, (CPU_S, CPU_S + 1)
+        resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1)
     )  # at both at once the kernel kills, and says not why
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     os.nice(5)
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # policies and solvers may print
@@ -409,12 +409,16 @@ def main(state: str) -> int:
         answer = b""
         head: dict[str, Any] = {"ok": True}
         try:
-            found = foreseen(Path(state), Foresee.model_validate(asked["question"], strict=False))
-            answer = PROSPECTS.dump_json((found.seen_by({*asked["seen"]}, {*asked["own"]}),))
+            found = whatif_on_own_files(
+                Path(state), WhatIfQuestion.model_validate(asked["question"], strict=False)
+            )
+            answer = WHATIF_ANSWER.dump_json((found.seen_by({*asked["seen"]}, {*asked["own"]}),))
         except PliantError as error:
             head = said(error)
         except MemoryError:
-            head = said(InfeasibleError(f"more than {MEMORY_BYTES >> 30} GiB of memory would be needed"))
+            head = said(
+                InfeasibleError(f"more than {MEMORY_LIMIT_BYTES >> 30} GiB of memory would be needed")
+            )
         out.write(as_line({**head, "cpu_s": time.process_time()}) + answer)
     return 0
 

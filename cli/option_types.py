@@ -155,7 +155,7 @@ def out_or_file(text: str, output: str, paint: Callable[[str], str] = str) -> No
 
 
 @dataclass(frozen=True, slots=True)
-class Formerly:
+class DeprecatedAlias:
     """Beside an option: older spellings, hidden from the help. A note says which one is used now."""
 
     names: tuple[str, ...]
@@ -169,7 +169,7 @@ def hidden_options(signature: inspect.Signature) -> dict[str, inspect.Parameter]
     found = {}
     for name, parameter in signature.parameters.items():
         notes = get_args(parameter.annotation)
-        for old in (each for each in notes if isinstance(each, Formerly) and each.names):
+        for old in (each for each in notes if isinstance(each, DeprecatedAlias) and each.names):
             annotation = Annotated[str | None, typer.Option(*old.names, hidden=True)]
             found[name] = inspect.Parameter(
                 f"formerly_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation

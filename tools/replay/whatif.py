@@ -1,13 +1,13 @@
 """What is to come for the jobs of a live session, from the replay's own engine.
 
-:func:`look_ahead` replays on from where a session stands: what its jobs cost when they change, how fast they
-train and what the policy decides is as in any replay. Measured speeds correct those of the profile, as they
-do in :mod:`pliant.tools.schedule.predict_start`. :class:`Comparison` holds two such looks side by side.
+:func:`predict_jobs` replays on from where a session stands: what its jobs cost when they change, how fast
+they train and what the policy decides is as in any replay. Measured speeds correct those of the profile, as
+they do in :mod:`pliant.tools.schedule.predict_start`. :class:`Comparison` holds two such looks side by side.
 
-:class:`PastErrors` say how wrong predictions were: looks from past moments of a run, held against what came.
-An error is the ratio of the time that something took, seen from the moment of the prediction, to the time
-that was predicted. Jobs that arrived later are part of it, as they are part of the errors to come. What has
-not come yet counts as coming now, and what was predicted for later as predicted for now.
+:class:`PredictionErrors` say how wrong predictions were: looks from past moments of a run, held against what
+came. An error is the ratio of the time that something took, seen from the moment of the prediction, to the
+time that was predicted. Jobs that arrived later are part of it, as they are part of the errors to come. What
+has not come yet counts as coming now, and what was predicted for later as predicted for now.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SOON_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class JobAhead:
+class JobPrediction:
     """What is to come for one job; times on the session's clock."""
 
     submitted_s: float
@@ -72,10 +72,10 @@ class JobAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class JobsAhead:
+class JobPredictions:
     """What is to come for all jobs of a session."""
 
-    jobs: Mapping[str, JobAhead]
+    jobs: Mapping[str, JobPrediction]
     """By id: active jobs, then those yet to arrive."""
     gpu_use: float | None
     """The part of the GPUs in service that jobs hold until the last known end; None: no end is known."""
@@ -98,7 +98,7 @@ def world_of(events: Iterable[Event], profile: Profile | None) -> SimulatedClust
 
 
 @garbage_collection_paused()
-def look_ahead(
+def predict_jobs(
     session: Session,
     time_s: float,
     world: SimulatedCluster,
@@ -107,7 +107,7 @@ def look_ahead(
     coming: Sequence[Job] = (),
     within_s: float | None = None,
     until_s: float = math.inf,
-) -> JobsAhead:
+) -> JobPredictions:
     """Replay on from ``time_s``. The session is used up: hand in a copy of one in use.
 
     :param world: what changes cost.
@@ -118,10 +118,10 @@ def look_ahead(
     """
     speeds = CorrectedSpeeds(session, time_s, measured)
     before = {
-        job.id: JobAhead(job.spec.submit_time, job.log_gpus, runs=job.gpus > 0)
+        job.id: JobPrediction(job.spec.submit_time, job.log_gpus, runs=job.gpus > 0)
         for job in session.jobs.values()
     }
-    before |= {job.id: JobAhead(job.submit_time) for job in coming}
+    before |= {job.id: JobPrediction(job.submit_time) for job in coming}
     unsaved = {job.id: 0.0 for job in coming if not job.can_save}
     unsaved |= {job.id: job.changed_s for job in session.jobs.values() if not job.spec.can_save}
     engine = Engine(
@@ -189,11 +189,11 @@ class _KnownEnds(SampleProgress):
 
 def _outcome(
     engine: Engine,
-    before: Mapping[str, JobAhead],
+    before: Mapping[str, JobPrediction],
     effort: _Effort,
     speeds: CorrectedSpeeds,
     unsaved: Mapping[str, float],
-) -> JobsAhead:
+) -> JobPredictions:
     """:param unsaved: jobs that cannot save, and since when they hold what they hold at first."""
     jobs, events = dict(before), list(engine.log.events())
     for event in events:
@@ -212,11 +212,11 @@ def _outcome(
         jobs[job_id] = replace(jobs[job_id], lost_gpu_s=lost_gpu_s)
     use = _gpu_use(events, engine.session.up_gpus)
     exact_s = effort.exact_until_s if effort.exact_until_s < math.inf else None
-    return JobsAhead(jobs, use, engine.counters.decisions, exact_s, effort.reached_s)
+    return JobPredictions(jobs, use, engine.counters.decisions, exact_s, effort.reached_s)
 
 
 def _lost(
-    events: Iterable[Event], unsaved: Mapping[str, float], before: Mapping[str, JobAhead]
+    events: Iterable[Event], unsaved: Mapping[str, float], before: Mapping[str, JobPrediction]
 ) -> dict[str, float]:
     """GPU seconds that jobs lose to stops and changes, by their ids."""
     held = {job_id: (before[job_id].gpus, since_s) for job_id, since_s in unsaved.items()}
@@ -272,9 +272,9 @@ class JobChange:
     """What becomes of one job in one case and in the other."""
 
     job: str
-    now: JobAhead | None
+    now: JobPrediction | None
     """None: it is there in the other case only."""
-    then: JobAhead | None
+    then: JobPrediction | None
 
     @property
     def delay_s(self) -> float | None:
@@ -296,7 +296,7 @@ class JobChange:
         return abs(late_s) >= _SOON_S
 
 
-def _known(job: JobAhead | None) -> tuple[bool, bool]:
+def _known(job: JobPrediction | None) -> tuple[bool, bool]:
     return (job is not None and job.start_s is not None, job is not None and job.end_s is not None)
 
 
@@ -304,8 +304,8 @@ def _known(job: JobAhead | None) -> tuple[bool, bool]:
 class Comparison:
     """What is to come as things are, and what would be to come otherwise."""
 
-    now: JobsAhead
-    then: JobsAhead
+    now: JobPredictions
+    then: JobPredictions
     changes: tuple[JobChange, ...] = field(init=False)
     """All jobs, in the order of the first look, then those of the second one."""
 
@@ -345,7 +345,7 @@ class Moment(Protocol):
     def measured(self) -> Mapping[str, float]: ...
 
 
-class Came(NamedTuple):
+class ActualTimes(NamedTuple):
     """What became of a job; None: it has not happened yet."""
 
     start_s: float | None
@@ -353,7 +353,7 @@ class Came(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PastErrors:
+class PredictionErrors:
     """The range of past errors, as factors of the time that is predicted."""
 
     comparisons: int
@@ -361,7 +361,7 @@ class PastErrors:
     high: float | None = None
 
     @classmethod
-    def of(cls, ratios: Iterable[float]) -> PastErrors:
+    def of(cls, ratios: Iterable[float]) -> PredictionErrors:
         ordered = sorted(ratios)
         if len(ordered) < LEAST:
             return cls(len(ordered))
@@ -383,14 +383,14 @@ class PastErrors:
         return f"of {self.comparisons} past predictions of {what}, {BAND:.0%} took {times}"
 
 
-def past_errors(
+def prediction_errors(
     moments: Iterable[Moment],
-    came: Mapping[str, Came],
+    came: Mapping[str, ActualTimes],
     now_s: float,
     world: SimulatedCluster,
     *,
     each_s: float,
-) -> tuple[PastErrors, PastErrors]:
+) -> tuple[PredictionErrors, PredictionErrors]:
     """Errors of starts and of ends.
 
     :param came: what became of the jobs, those left out that a person held or cancelled.
@@ -400,18 +400,18 @@ def past_errors(
     ends: list[float] = []
     for moment in moments:
         waiting = {job.id for job in moment.session.jobs.values() if not job.gpus}
-        predicted = look_ahead(
+        predicted = predict_jobs(
             *(moment.session, moment.time_s, world, moment.measured), within_s=each_s, until_s=now_s
         )
         until_s = min(now_s, predicted.reached_s)
         starts += _ratios(predicted, came, (moment.time_s, until_s), waiting, starts=True)
         ends += _ratios(predicted, came, (moment.time_s, until_s), came.keys(), starts=False)
-    return PastErrors.of(starts), PastErrors.of(ends)
+    return PredictionErrors.of(starts), PredictionErrors.of(ends)
 
 
 def _ratios(
-    predicted: JobsAhead,
-    came: Mapping[str, Came],
+    predicted: JobPredictions,
+    came: Mapping[str, ActualTimes],
     span_s: tuple[float, float],
     of: Iterable[str],
     *,
