@@ -48,7 +48,7 @@ def main() -> None:
 
     job = elastic.init(batch_size=args.batch, seed=0)
     model: nn.Module = network(args.width)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer, loader = job.prepare(model, optimizer, shapes(args.size, seed=1))
     for _ in job.epochs(args.epochs):
         pictures: Tensor

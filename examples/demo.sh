@@ -17,7 +17,7 @@ do_() { say "$ $*"; "$@"; }
 
 jobs=(examples/jobs.jsonl --cluster examples/cluster.json)
 
-do_ pliant profile "${jobs[@]}" --iterations 5 --warmup 1 --patience 10 -o "$out/profile.parquet"
+do_ pliant profile "${jobs[@]}" --iterations 5 --warmup 1 --patience 0 -o "$out/profile.parquet"
 do_ pliant schedule "${jobs[@]}" --profile "$out/profile.parquet" --policy ares --explain -o "$out/schedule.json"
 # Events also go to stdout where that is no terminal; here the state directory keeps them.
 do_ pliant run "$out/schedule.json" --state "$out/state" --until-done > "$out/events.jsonl"
