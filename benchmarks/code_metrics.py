@@ -43,6 +43,7 @@ GENERATED_PAGES: Final = frozenset(
         "choosing-a-policy.md",
         "cli.md",
         "performance.md",
+        "policy-job.md",
         "policies.md",
         "rescaling.md",
         "schemas.md",

@@ -523,6 +523,15 @@ def _first_table(printed: str) -> str:
     return "\n\n".join(parts[: last + 1]).strip("\n") + "\n"
 
 
+def policy_job_page() -> str:
+    """What a policy may read of a job."""
+    return (
+        "# What a policy may read of a job\n\nThe attributes of a `JobState`, the values of "
+        "`snapshot.jobs`. [writing-a-policy.md](writing-a-policy.md) has the rest of the snapshot.\n\n"
+        f"{job_state_table()}\n"
+    )
+
+
 _LOOPS = (
     "Two hundred loops as people write them are compared with one process of PyTorch (`python -m "
     "benchmarks.parts.shapes`): on two workers, in micro-steps, through 1 → 2 → 1, with a worker "
@@ -557,6 +566,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "rescaling.md": rescaling_page,
     "performance.md": performance_page,
     "training-loops.md": training_loops_page,
+    "policy-job.md": policy_job_page,
 }
 
 
@@ -592,7 +602,7 @@ def _text_of(node: Any) -> str:
     return value if isinstance(value, str) and not hasattr(node, "targets") else ""
 
 
-TABLES: dict[str, Callable[[], str]] = {"delay-bound.md": bound_table, "writing-a-policy.md": job_state_table}
+TABLES: dict[str, Callable[[], str]] = {"delay-bound.md": bound_table}
 """Of pages that are written by hand; each stands below a comment that says so."""
 _MARKED_TABLE = re.compile(r"(?<=written by `make docs` -->\n)(\|.*\n)+")
 

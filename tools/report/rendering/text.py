@@ -30,7 +30,7 @@ _NARROW_WORDS: Final = 8
 _PROSE_WIDTH: Final = 100
 _VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
 """Beginnings of lines of code, tables, headings, comments and figures, and blank lines."""
-_ITEM: Final = re.compile(r" *[*-] ")
+_ITEM: Final = re.compile(r" *(?:[*-]|\d+\.) ")
 _PARAMETER: Final = re.compile(r"\w+: ")
 
 
