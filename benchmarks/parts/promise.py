@@ -35,6 +35,7 @@ from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.fairness import allowed_ends_s
+from pliant.tools.report.job_columns import optional
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule import registry
@@ -113,7 +114,9 @@ def verdict(one: Instance) -> Verdict:
     ends_s = {job.id: job.end_s + first_s for job in run.jobs if job.end_s is not None}
     came_s = came_in(one.jobs, one.cluster, ends_s)
     page = latest_ends(one.jobs, one.cluster, one.curves, one.terms, came_s, hides_work=one.hides_work)
-    report = {job_id: end_s + first_s for job_id, end_s in (allowed_ends_s(run) or {}).items()}
+    allowed_s = allowed_ends_s(run)
+    rows = () if allowed_s is None else zip(run.jobs.ids(), optional(allowed_s), strict=True)
+    report = {job_id: end_s + first_s for job_id, end_s in rows if end_s is not None}
     policy = Watched.at_work.latest_s(done.session.snapshot(done.session.now_s))
     late = tuple(job for job, end_s in page.items() if _later(ends_s.get(job, math.inf), end_s))
     metrics = run_metrics(run)

@@ -157,7 +157,7 @@ class EventColumns(NamedTuple):
     """A text where the events come from a Parquet file."""
 
 
-def event_columns(data: bytes, source: str) -> Iterator[EventColumns]:
+def event_columns(data: bytes | Path, source: str) -> Iterator[EventColumns]:
     """The events of a Parquet file, in blocks; a row group of it is in memory at a time.
 
     Values are checked as :func:`parse_events` does, but of details of ``submit`` events only that their

@@ -206,20 +206,31 @@ def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
     return found
 
 
-def row_groups(data: bytes, source: str, kind: str) -> Iterator[pa.Table]:
+def row_groups(data: bytes | Path, source: str, kind: str) -> Iterator[pa.Table]:
     """As :func:`read_arrow`, but a row group is in memory at a time, and read when its turn comes.
 
+    :param data: the file's bytes, or where it is.
     :raises BadInputError: as there, at the row group of which it is true.
     """
     return _tables(data, source, kind, by_group=True)
 
 
-def _tables(data: bytes, source: str, kind: str, *, by_group: bool = False) -> Iterator[pa.Table]:
+def _opened(data: bytes | memoryview | Path) -> pa.NativeFile:
     import pyarrow as pa
 
-    if not data.startswith(PARQUET_MAGIC):
+    return pa.OSFile(str(data)) if isinstance(data, Path) else pa.BufferReader(data)
+
+
+def _tables(data: bytes | Path, source: str, kind: str, *, by_group: bool = False) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    with _opened(data) as file:
+        size, start = file.size(), file.read(len(PARQUET_MAGIC))
+        file.seek(max(0, size - len(PARQUET_MAGIC)))
+        end = file.read()
+    if start != PARQUET_MAGIC:
         raise BadInputError.one(source, f"is not a Parquet file, expected {a_file(kind)} (Parquet)")
-    if not data.endswith(PARQUET_MAGIC) or len(data) < 12:
+    if end != PARQUET_MAGIC or size < 12:
         raise BadInputError.one(source, "the Parquet file is truncated (no footer), expected a whole file")
     try:
         for packed in _packed(data, source, by_group=by_group):
@@ -257,16 +268,17 @@ def _with_plain_strings(packed: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(plain, packed.schema.metadata))
 
 
-def _packed(data: bytes | memoryview, source: str, *, by_group: bool = False) -> Iterator[pa.Table]:
+def _packed(data: bytes | memoryview | Path, source: str, *, by_group: bool = False) -> Iterator[pa.Table]:
     """The table, or each of its row groups, with its strings as dictionaries, once it is known that they
     fit.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
     import pyarrow.types as pt
 
-    footer = pq.ParquetFile(pa.BufferReader(data))
-    check_footer(footer, len(data), source)
+    opened = _opened(data)
+    size = opened.size()
+    footer = pq.ParquetFile(opened)
+    check_footer(footer, size, source)
     fields = list(footer.schema_arrow)
     nested = [
         Problem(source, None, f"/{field.name}", f"column is {field.type}, expected one value a row")
@@ -277,8 +289,8 @@ def _packed(data: bytes | memoryview, source: str, *, by_group: bool = False) ->
         raise BadInputError(nested)
     is_text = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
     texts = [field.name for field in fields if any(check(field.type) for check in is_text)]
-    file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True)
-    threads, weight = len(data) >= _THREADS_FROM, TextWeight()
+    file = pq.ParquetFile(opened, read_dictionary=texts, page_checksum_verification=True)
+    threads, weight = size >= _THREADS_FROM, TextWeight()
     groups = _groups(footer) if by_group else [None]
     for group in groups:
         packed = (
@@ -288,7 +300,7 @@ def _packed(data: bytes | memoryview, source: str, *, by_group: bool = False) ->
         )
         for block in packed.to_batches():
             weight.add(block)
-        weight.check(len(data), source)
+        weight.check(size, source)
         yield packed
 
 

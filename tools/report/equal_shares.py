@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import heappop, heappush
@@ -32,7 +32,7 @@ from pliant.tools.report.isolated import (
     distinct_pairs,
     rate_at,
 )
-from pliant.tools.report.job_columns import Floats, distinct
+from pliant.tools.report.job_columns import BLOCK, OUTCOMES, Floats, Jobs, distinct
 from pliant.tools.report.job_record import Curve, JobRecord, Outcome
 from pliant.tools.report.records import RunRecord
 
@@ -210,13 +210,15 @@ class DealtJob:
     samples: float
     """Infinite: it leaves when it is stopped."""
     rates: Curve
-    """Samples per second of each size that it may have, ascending."""
+    """Samples per second of each size that it may have, ascending; jobs alike share one."""
     replica: int = 1
     demand: Amounts = field(default_factory=dict)
-    """Of a worker, beside its GPU."""
+    """Amounts for a worker, beside its GPU."""
     together: int = 1
     """GPUs that have to be on one node."""
     stopped_s: float = inf
+    row: int = 0
+    """Row among the jobs of the run."""
 
     @property
     def is_bound(self) -> bool:
@@ -224,44 +226,63 @@ class DealtJob:
         return bool(self.demand) or self.replica > 1
 
 
-def dealt_jobs(run: RunRecord, terms: EqualDeals) -> list[DealtJob]:
-    """All jobs on GPUs that came into play, in any order."""
-    came_s, cluster = came_in_s(run), run.info.cluster
+def dealt_jobs(run: RunRecord, terms: EqualDeals) -> Iterator[DealtJob]:
+    """All jobs on GPUs that entered, in the order of entering; each is made when its turn comes."""
+    jobs, cluster = run.jobs, run.info.cluster
     node_gpus = max(most_on_a_node(cluster.expanded()).values(), default=0)
-    shown = not (run.info.simulated and run.info.demand == "predicted")
-    jobs = []
-    for record in run.jobs:
-        if record.id not in came_s or record.job.on_cpus:
-            continue
-        job, stops = record.job, record.outcome in _STOPPED
-        alone_s = _alone_s(record) if shown else 0.0
-        work = record.samples if record.outcome != "finished" else record.samples or record.samples_done
-        jobs.append(
-            DealtJob(
-                record.id,
-                came_s[record.id] + terms.grace_of(alone_s),
-                inf if stops or not work else work,
-                _rates(record, cluster),
-                job.gpus.per_replica,
-                job.resources.worker,
-                replica_on_a_node(job, node_gpus),
-                record.end_s if stops and record.end_s is not None else inf,
+    enters_s = entry_times_s(run)
+    hides_work = run.info.simulated and run.info.demand == "predicted"
+    alone_s = np.zeros(len(jobs)) if hides_work else _alone_s(jobs)
+    enters_s = enters_s + np.fromiter(map(terms.grace_of, alone_s.tolist()), np.float64, len(jobs))
+    del alone_s
+    samples = np.nan_to_num(jobs.samples)
+    done = jobs.have_outcome("finished") & (samples == 0)
+    samples[done] = np.nan_to_num(jobs.samples_done[done])
+    stops = np.isin(jobs.outcome, [OUTCOMES.index(outcome) for outcome in _STOPPED])
+    samples[stops | (samples == 0)] = inf
+    stopped_s = np.where(stops & ~np.isnan(jobs.end_s), jobs.end_s, inf)
+    alike: dict[tuple[int, int, int], DealtJob] = {}
+    on_gpus = ~jobs.counts(lambda job: job.on_cpus).astype(bool)
+    order = np.argsort(enters_s, kind="stable")[: len(jobs) - int(np.isnan(enters_s).sum())].astype(np.int32)
+    order = order[on_gpus[order]]
+    for first in range(0, len(order), BLOCK):
+        for row in order[first : first + BLOCK].tolist():
+            key = int(jobs.form[row]), int(jobs.curve[row]), int(jobs.rates[row])
+            like = alike.get(key)
+            if like is None:
+                like = alike[key] = _like(jobs[row], cluster, node_gpus)
+            yield DealtJob(
+                jobs.id(row),
+                enters_s.item(row),
+                samples.item(row),
+                like.rates,
+                like.replica,
+                like.demand,
+                like.together,
+                stopped_s.item(row),
+                row,
             )
-        )
-    return jobs
 
 
-def _alone_s(record: JobRecord) -> float:
-    """Seconds that its stated work takes on the GPUs that it requests; 0 if it states none."""
-    if not record.samples:
-        return 0.0
-    requested = record.job.gpus.requested
-    if record.demand_gpu_s is not None:
-        return record.demand_gpu_s / requested
-    rates = record.rates or record.curve
-    able = [rate for size, rate in rates if size <= requested] if record.job.elastic != "none" else []
-    speed = max(able, default=0.0) or rate_at(rates, requested)
-    return record.samples / speed if speed else 0.0
+def _like(record: JobRecord, cluster: Cluster, node_gpus: int) -> DealtJob:
+    """The job with what others of its form and its curves have, too."""
+    job = record.job
+    replica, together = job.gpus.per_replica, replica_on_a_node(job, node_gpus)
+    return DealtJob(record.id, 0.0, inf, _rates(record, cluster), replica, job.resources.worker, together)
+
+
+def _alone_s(jobs: Jobs) -> Floats:
+    """Seconds that the stated work of each job takes on the GPUs that it requests; 0 if it states none."""
+    seconds = jobs.demand_gpu_s / jobs.counts(lambda job: job.gpus.requested)
+    has_work = np.nan_to_num(jobs.samples) != 0
+    for row in np.flatnonzero(np.isnan(seconds) & has_work).tolist():
+        record = jobs[row]
+        requested = record.job.gpus.requested
+        rates = record.rates or record.curve
+        able = [rate for size, rate in rates if size <= requested] if record.job.elastic != "none" else []
+        speed = max(able, default=0.0) or rate_at(rates, requested)
+        seconds[row] = jobs.samples.item(row) / speed if speed else 0.0
+    return np.where(has_work, seconds, 0.0)
 
 
 def _rates(record: JobRecord, cluster: Cluster) -> Curve:
@@ -279,31 +300,33 @@ def _rates(record: JobRecord, cluster: Cluster) -> Curve:
     return tuple((size, rate) for size, rate in rates if least <= size <= most and rate > 0)
 
 
-# When jobs came into play.
+# When jobs entered.
 
 
-def came_in_s(run: RunRecord) -> dict[str, float]:
-    """By job: it was submitted, those that it waits for ended, and the limits of array and user had room."""
+def entry_times_s(run: RunRecord) -> Floats:
+    """When each job was submitted, those that it waits for had ended, and the limits of array and user had
+    room; NaN: never.
+    """
     limits = run.info.cluster.user_limits
     if not limits and not run.jobs.any_form(lambda job: job.after or job.array):
-        return dict(zip(run.jobs.ids(), run.jobs.submit_s.tolist(), strict=True))
+        return run.jobs.submit_s
     jobs = {record.id: record for record in run.jobs}
-    door = _Door(run.info.cluster)
+    entrance = _Entrance(run.info.cluster)
     ends = [(record.end_s, 0, record.id) for record in jobs.values() if record.end_s is not None]
     for time_s, is_new, job_id in sorted([*ends, *((each.submit_s, 1, each.id) for each in jobs.values())]):
         record = jobs[job_id]
         if is_new:
-            door.comes(record, time_s)
+            entrance.arrive(record, time_s)
         else:
-            door.leaves(record, time_s)
-    return door.came_s
+            entrance.end(record, time_s)
+    return np.array([entrance.entered_s.get(job_id, nan) for job_id in jobs], np.float64)
 
 
-class _Door:
-    """Lets jobs in: no job overtakes another of its array or its user."""
+class _Entrance:
+    """Lets jobs enter: no job overtakes another of its array or its user."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.came_s: dict[str, float] = {}
+        self.entered_s: dict[str, float] = {}
         self._cluster = cluster
         self._ended: dict[str, Outcome] = {}
         self._waiting: list[tuple[tuple[float, float, str], JobRecord]] = []
@@ -312,20 +335,20 @@ class _Door:
         self._passed: set[str] = set()
         self._inside: dict[str, list[Job]] = {}
 
-    def comes(self, record: JobRecord, time_s: float) -> None:
+    def arrive(self, record: JobRecord, time_s: float) -> None:
         insort(self._waiting, ((-record.job.priority, record.submit_s, record.id), record))
-        self._let_in(time_s)
+        self._admit(time_s)
 
-    def leaves(self, record: JobRecord, time_s: float) -> None:
+    def end(self, record: JobRecord, time_s: float) -> None:
         self._ended[record.id] = record.outcome
         self._waiting = [each for each in self._waiting if each[1].id != record.id]
         if record.id in self._passed and record.job.array is not None:
             self._in_array[record.job.array.name] -= 1
         inside = self._inside.get(record.job.user, [])
         self._inside[record.job.user] = [job for job in inside if job.id != record.id]
-        self._let_in(time_s)
+        self._admit(time_s)
 
-    def _let_in(self, time_s: float) -> None:
+    def _admit(self, time_s: float) -> None:
         full_arrays: set[str] = set()
         full_users: set[str] = set()
         still = []
@@ -334,7 +357,7 @@ class _Door:
             if not self._may_pass(job, full_arrays) or not self._has_room(job, full_users):
                 still.append((turn, record))
                 continue
-            self.came_s[job.id] = max(time_s, record.submit_s)
+            self.entered_s[job.id] = max(time_s, record.submit_s)
             self._inside.setdefault(job.user, []).append(job)
         self._waiting = still
 
@@ -387,41 +410,64 @@ class _Sharer:
     gpus: int = 0
     rate: float = 0.0
 
-    @classmethod
-    def of(cls, job: DealtJob) -> _Sharer:
-        sizes = [size for size, _ in job.rates]
-        best: list[tuple[float, int]] = []
-        for size, rate in job.rates:
-            best.append((rate, size) if not best or rate > best[-1][0] else best[-1])
-        return cls(job, sizes[0] if sizes else 0, best[-1][1] if best else 0, sizes, best)
-
     def takes(self, part: int) -> None:
         """Of what it was dealt, the size on which it is fastest."""
         at = bisect_right(self.sizes, part) - 1
         self.rate, self.gpus = self.best[at] if at >= 0 else (0.0, 0)
 
 
-def equal_deal_finishes(
+class _Sharers:
+    """Jobs that enter; those with one curve share what follows from it."""
+
+    def __init__(self, jobs: Iterable[DealtJob]) -> None:
+        self._jobs = iter(jobs)
+        # By curve, which is kept as its address is the key.
+        self._known: dict[int, tuple[Curve, list[int], list[tuple[float, int]]]] = {}
+        self.next = self._following()
+
+    def pop(self) -> _Sharer:
+        """The next one, which there must be."""
+        sharer = self.next
+        if sharer is None:
+            raise IndexError("no job is left to enter")
+        self.next = self._following()
+        return sharer
+
+    def _following(self) -> _Sharer | None:
+        job = next(self._jobs, None)
+        if job is None:
+            return None
+        known = self._known.get(id(job.rates))
+        if known is None:
+            best: list[tuple[float, int]] = []
+            for size, rate in job.rates:
+                best.append((rate, size) if not best or rate > best[-1][0] else best[-1])
+            known = self._known[id(job.rates)] = job.rates, [size for size, _ in job.rates], best
+        _, sizes, best = known
+        return _Sharer(job, sizes[0] if sizes else 0, best[-1][1] if best else 0, sizes, best)
+
+
+def equal_deal_ends(
     jobs: Iterable[DealtJob],
     capacity: Sequence[tuple[float, int]],
     terms: EqualDeals,
     nodes: Sequence[Node] = (),
-) -> dict[str, float]:
-    """Ends of the deals in which the jobs end, seconds; a job that never ends is left out.
+) -> Iterator[tuple[DealtJob, float]]:
+    """Each job with the end of the deal in which it ends, seconds; without those that never end.
 
+    :param jobs: in the order of entering.
     :param nodes: those of the cluster, for jobs to which they matter.
     """
-    coming = sorted(map(_Sharer.of, jobs), key=lambda each: each.job.enters_s, reverse=True)
+    coming = _Sharers(jobs)
     changes = [(time_s, gpus) for time_s, gpus in capacity[1:]]
     there: list[_Sharer] = []
-    finishes: dict[str, float] = {}
     now, gpus = -inf, capacity[0][1]
     for _ in range(_MOST_DEALS):
-        if not coming and not there:
+        if coming.next is None and not there:
             break
-        if not there:
-            now = max(now, coming[-1].job.enters_s)
-        while coming and coming[-1].job.enters_s <= now + _SAME_S:
+        if not there and coming.next is not None:
+            now = max(now, coming.next.job.enters_s)
+        while coming.next is not None and coming.next.job.enters_s <= now + _SAME_S:
             there.append(coming.pop())
         while changes and changes[0][0] <= now:
             gpus = changes.pop(0)[1]
@@ -433,17 +479,20 @@ def equal_deal_finishes(
             0 < each.least <= gpus and each.job.samples < inf for each in there
         )
         stops = any(each.job.stopped_s < inf for each in there)
-        if not changes and not coming and not trains and not stops:
+        if not changes and coming.next is None and not trains and not stops:
             break
         _deal(there, gpus, nodes)
         for each in there:
             each.sat_out = 0 if each.gpus else each.sat_out + 1
             each.done += each.rate * max(0.0, lasts_s - terms.lost_s)
             each.service_gpu_s += each.gpus * lasts_s
-        over = {each.job.id for each in there if each.done >= each.job.samples * (1 - _ROUNDING)}
-        finishes |= dict.fromkeys(over, until)
-        there, now = [each for each in there if each.job.id not in over], until
-    return finishes
+        going_on = []
+        for each in there:
+            if each.done >= each.job.samples * (1 - _ROUNDING):
+                yield each.job, until
+            else:
+                going_on.append(each)
+        there, now = going_on, until
 
 
 def _deal(there: Sequence[_Sharer], gpus: int, nodes: Sequence[Node]) -> None:

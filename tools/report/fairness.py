@@ -13,7 +13,7 @@ import numpy as np
 from pliant.schemas.metrics import Reference
 from pliant.tools.report.equal_shares import (
     dealt_jobs,
-    equal_deal_finishes,
+    equal_deal_ends,
     fluid_finishes,
     gps_jobs,
     kept_from_promise,
@@ -149,22 +149,27 @@ def _allowed_s(run: RunRecord, gps: Fairness, delays_s: Floats, usage: Usage) ->
     if promised is None:
         return None
     if promised.equal_deals is not None:
-        finishes = allowed_ends_s(run)
-        if finishes is None:
+        ends_s = allowed_ends_s(run)
+        if ends_s is None:
             return None
-        ends_s = np.array([finishes.get(job_id, np.nan) for job_id in run.jobs.ids()], np.float64)
         return np.where(np.isnan(delays_s), np.nan, ends_s - gps.finish_s)
     if promised.gps_delay is not None:
         return np.where(np.isnan(delays_s), np.nan, promised.gps_delay * usage.longest_full_s())
     return None
 
 
-def allowed_ends_s(run: RunRecord) -> dict[str, float] | None:
-    """By job, the time by which it is to end as its policy promises; None if it promises no such times."""
+def allowed_ends_s(run: RunRecord) -> Floats | None:
+    """The time by which each job is to end as its policy promises, NaN: none. Returns None if the policy
+    promises no such times.
+    """
     terms = None if run.info.bounds is None else run.info.bounds.equal_deals
     if terms is None or why_unpromised(run) is not None:
         return None
-    return equal_deal_finishes(dealt_jobs(run, terms), run.capacity, terms, run.info.cluster.expanded())
+    ends_s = np.full(len(run.jobs), np.nan)
+    nodes = run.info.cluster.expanded()
+    for job, end_s in equal_deal_ends(dealt_jobs(run, terms), run.capacity, terms, nodes):
+        ends_s[job.row] = end_s
+    return ends_s
 
 
 def why_unpromised(run: RunRecord) -> str | None:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from math import nan
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,7 +29,7 @@ from pliant.schemas.file_io.events import (
     event_columns,
     parse_events,
 )
-from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.file_io.files import PARQUET_MAGIC, PIPE, read_bytes, source_name
 from pliant.schemas.file_io.limits import ROWS_BYTES, garbage_collection_paused
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
 from pliant.schemas.job import Job, trace_hash
@@ -69,13 +69,34 @@ def read_run(path: str | Path) -> RunRecord:
 
     :raises BadInputError: it is not an event file, or its events do not fit together.
     """
-    data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
+    source = source_name(path)
+    if (streamed := _of_parquet(path, source)) is not None:
+        return streamed
+    data = read_bytes(path, most=ROWS_BYTES)
     digest, state = sha256(data).hexdigest(), None
     if data.startswith(PARQUET_MAGIC):
         with suppress(BadInputError):  # the careful reader says what is wrong
             state = _folded(event_columns(data, source), source)
     state = state or _folded([columns_of(parse_events(data, source))], source)
     del data  # it is large, and so is what is made of the fold
+    return replace(state.record(), sha256=digest)
+
+
+def _of_parquet(path: str | Path, source: str) -> RunRecord | None:
+    """The run in a good Parquet file, of which a row group is in memory at a time. Returns None for others:
+    the careful reader says what is wrong.
+    """
+    try:
+        if str(path) == PIPE or not Path(path).is_file():
+            return None
+        with Path(path).open("rb") as file:
+            if file.read(len(PARQUET_MAGIC)) != PARQUET_MAGIC:
+                return None
+            state = _folded(event_columns(Path(path), source), source)
+            file.seek(0)
+            digest = file_digest(file, "sha256").hexdigest()
+    except (OSError, BadInputError):
+        return None
     return replace(state.record(), sha256=digest)
 
 

@@ -32,8 +32,9 @@ _JOB: Final = '{"job":'
 _CURVE: Final = ',"curve":'
 """Around the job in a submission."""
 _NUMBER: Final = r"((?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?)"
-_WORK: Final = re.compile(rf'(?:,"samples":{_NUMBER})?(?:,"demand_gpu_s":{_NUMBER})?\}}')
-"""What a submission says behind its curves."""
+_WORK: Final = re.compile(rf'(?:,"samples":{_NUMBER})?(?:,"demand_gpu_s":{_NUMBER})?')
+"""What a submission says behind its curve."""
+_RATES: Final = ',"rates":'
 _ONLY_CURVES: Final = frozenset({"curve", "rates"})
 
 
@@ -68,8 +69,8 @@ class SubmittedJobs:
         # Rows of jobs that their event calls something else.
         self._misnamed: set[int] = set()
         self._curves: dict[Curve, int] = {}
-        # Places of both curves by their text.
-        self._known: dict[str, tuple[int, int]] = {}
+        # Places of both curves by their texts.
+        self._known: dict[tuple[str, str], tuple[int, int]] = {}
         self._share = SharedParts().share
         self._source = source
         self._any: Job | None = None
@@ -142,28 +143,32 @@ class SubmittedJobs:
     def _of_known_form(self, detail: str) -> tuple[int, int, float | None, float | None] | None:
         """Of a job that differs from one before in few values. Returns None for others."""
         end = detail.rfind(_CURVE)
-        if end < 0 or not detail.startswith(_JOB):
+        if end < 0 or not (detail.startswith(_JOB) and detail.endswith("}")):
             return None
-        curves, _, work = detail[end + 1 :].rpartition("]")
+        stated, _, rates = detail[end + len(_CURVE) : -1].partition(_RATES)
+        curve, _, work = stated.rpartition("]")
         numbers = _WORK.fullmatch(work)
-        if numbers is None or (known := self._known.get(curves) or self._learned(curves)) is None:
+        if (
+            numbers is None
+            or (places := self._known.get((curve, rates)) or self._learned(curve, rates)) is None
+        ):
             return None
         samples, demand_gpu_s = (None if text is None else float(text) for text in numbers.groups())
         if samples == 0 or demand_gpu_s == 0 or not self.table.take(detail[len(_JOB) : end].encode()):
             return None
-        return (*known, samples, demand_gpu_s)
+        return (*places, samples, demand_gpu_s)
 
-    def _learned(self, curves: str) -> tuple[int, int] | None:
-        """Places of curves by a text that is new. Returns None if it is of something else."""
+    def _learned(self, curve: str, rates: str) -> tuple[int, int] | None:
+        """Places of curves by texts that are new. Returns None if these are of something else."""
         try:
-            stated = from_json(f"{{{curves}]}}")
+            stated = from_json(f'{{"curve":{curve}],"rates":{rates or "[]"}}}')
             if self._any is None or not stated.keys() <= _ONLY_CURVES:
                 return None
             detail = SubmitDetail.model_validate({**stated, "job": self._any}, strict=False)
         except ValueError:  # which includes what pydantic has to say
             return None
-        self._known[curves] = self._places(detail)
-        return self._known[curves]
+        self._known[curve, rates] = self._places(detail)
+        return self._known[curve, rates]
 
     def _places(self, detail: SubmitDetail) -> tuple[int, int]:
         numbers = self._curves

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import EqualDeals, RunInfo
 from pliant.tools.report import equal_shares, isolated
-from pliant.tools.report.equal_shares import DealtJob, came_in_s, dealt_jobs, equal_deal_finishes
+from pliant.tools.report.equal_shares import DealtJob, dealt_jobs, entry_times_s, equal_deal_ends
 from pliant.tools.report.fairness import allowed_ends_s
 from pliant.tools.report.isolated import rate_at, reference_jobs, usable_curve
 from pliant.tools.report.metrics import run_metrics
@@ -253,29 +253,34 @@ def linear(
     return DealtJob(name, at, samples, tuple((size, float(size)) for size in range(least, most + 1)), **more)
 
 
+def deal_ends(jobs: Iterable[DealtJob], *more: Any) -> dict[str, float]:
+    ordered = sorted(jobs, key=lambda job: job.enters_s)
+    return {job.id: end_s for job, end_s in equal_deal_ends(ordered, *more)}
+
+
 def test_equal_deals_and_the_grace_before_them() -> None:
     # Two GPUs each for 80 of 100 s: 160 samples a deal; b then has all four, 320.
-    found = equal_deal_finishes([linear("a", 160), linear("b", 480)], [(0.0, 4)], TERMS)
+    found = deal_ends([linear("a", 160), linear("b", 480)], [(0.0, 4)], TERMS)
     assert found == {"a": 100.0, "b": 200.0}
     # Three jobs of at least two GPUs on four: two have a deal, then the third comes first.
     jobs = [linear(name, 160, least=2, most=2) for name in "abc"]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS) == {"a": 100.0, "b": 100.0, "c": 200.0}
+    assert deal_ends(jobs, [(0.0, 4)], TERMS) == {"a": 100.0, "b": 100.0, "c": 200.0}
     # At 50 s all are gone, after 30 s of training on four: 40 of 160 samples are left for 200 s on.
-    found = equal_deal_finishes([linear("a", 160)], [(0.0, 4), (50.0, 0), (200.0, 4)], TERMS)
+    found = deal_ends([linear("a", 160)], [(0.0, 4), (50.0, 0), (200.0, 4)], TERMS)
     assert found == {"a": 300.0}
     jobs = [linear("a", 320), linear("stopped", 1e6, stopped_s=90.0)]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
-    assert equal_deal_finishes([jobs[0]], [(0.0, 0)], TERMS) == {}
+    assert deal_ends(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
+    assert deal_ends([jobs[0]], [(0.0, 0)], TERMS) == {}
     # From 100 s on one GPU is there: too few for the job that needs two, while the other goes on alone.
     jobs = [linear("wide", 1000, least=2), linear("later", 80, at=250.0)]
-    assert equal_deal_finishes(jobs, [(0.0, 4), (100.0, 1)], TERMS) == {"later": 400.0}
+    assert deal_ends(jobs, [(0.0, 4), (100.0, 1)], TERMS) == {"later": 400.0}
 
     # 50 s and twice the 10 s that it takes alone: at 70 s, when the cluster is empty.
     only = story(submit(job("a", gpus=1, low=1, high=4), 10.0))
     terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
-    assert equal_deal_finishes(dealt_jobs(only, terms), [(0.0, 4)], terms) == {"a": 170.0}
+    assert deal_ends(dealt_jobs(only, terms), [(0.0, 4)], terms) == {"a": 170.0}
     jobs = [linear("first", 500), linear("a", 10, at=20.0)]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
+    assert deal_ends(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
     assert terms.grace_of(10.0) == 70.0
     assert terms.grace_of(0.0) == 50.0, "as in files that do not say it"
     own = terms.model_copy(update={"unstated_grace_s": 30.0})
@@ -286,10 +291,10 @@ def test_jobs_without_time_and_jobs_within_their_bound(monkeypatch: pytest.Monke
     # A file may state deals without time; the policy refuses it. A later job changes nothing.
     jobs = [linear("a", 10), linear("later", 10, at=950.0)]
     for lost_s in (100.0, 250.0):
-        assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS.model_copy(update={"lost_s": lost_s})) == {}
+        assert deal_ends(jobs, [(0.0, 4)], TERMS.model_copy(update={"lost_s": lost_s})) == {}
     monkeypatch.setattr(equal_shares, "_MOST_DEALS", 10)
     endless = [linear("a", 160), linear("endless", 1e18)]
-    assert equal_deal_finishes(endless, [(0.0, 4)], TERMS) == {"a": 100.0}
+    assert deal_ends(endless, [(0.0, 4)], TERMS) == {"a": 100.0}
     # Each job is held against its own bound.
     for end_s, past in ((90.0, 0), (100.0, 0), (110.0, 1)):
         found = run_metrics(late(end_s))
@@ -346,7 +351,7 @@ def test_jobs_enter_as_limits_arrays_and_other_jobs_allow() -> None:
         events += ran(name, end_s - 10, end_s, 4)
     run = story(*sorted(events, key=lambda event: event.time))
     run = replace(run, info=run.info.model_copy(update={"cluster": Cluster.model_validate(nodes)}))
-    assert came_in_s(run) == {"a": 0.0, "c": 50.0, "b": 70.0, "d": 50.0, "e": 3.0, "f": 60.0}
+    assert by_id(run, entry_times_s(run)) == {"a": 0.0, "c": 50.0, "b": 70.0, "d": 50.0, "e": 3.0, "f": 60.0}
     # a finishes at 40; b fails at 20, and with it the job that needs it to finish.
     waits = {"x": {"a": "ok"}, "y": {"b": "ok"}, "z": {"b": "any"}, "both": {"a": "any", "b": "any"}}
     run = story(
@@ -357,7 +362,7 @@ def test_jobs_enter_as_limits_arrays_and_other_jobs_allow() -> None:
         Event(20.0, "cancel", "y", 0),
         Event(40.0, "finish", "a", 0),
     )
-    assert came_in_s(run) == {"a": 0.0, "b": 0.0, "x": 40.0, "z": 20.0, "both": 40.0}
+    assert by_id(run, entry_times_s(run)) == {"a": 0.0, "b": 0.0, "x": 40.0, "z": 20.0, "both": 40.0}
 
 
 def test_the_bound_of_a_run_and_what_its_guarantee_names() -> None:
@@ -367,7 +372,7 @@ def test_the_bound_of_a_run_and_what_its_guarantee_names() -> None:
     arrivals = [submit(job(name, gpus=1, low=1, high=4), samples) for name, samples in jobs.items()]
     bounds = {"equal_deals": TERMS.model_dump()}
     run = story(*arrivals, *ran("a", 0, 40, 2), *ran("b", 0, 180, 2), policy="mine", bounds=bounds)
-    assert allowed_ends_s(run) == {"a": 100.0, "b": 300.0}
+    assert by_id(run, allowed_ends_s(run)) == {"a": 100.0, "b": 300.0}
     assert run_metrics(run).gps_bound_s == pytest.approx(300 - 180)
     # The guarantee names bound delay and latest jobs.
     # In GPS b and c end at 6 s, here at 6 and 8; an eighth of the 8 s in which all GPUs are held is allowed
