@@ -101,7 +101,7 @@ def decisions(
             end_s = transition.job.finish_time_s()
             if end_s is not None:
                 heappush(ends, (end_s, transition.job.id))
-        yield taken_s, 1 - sum(held.free.by_type.values()) / gpus
+        yield taken_s, 1 - sum(held.cluster.free.by_type.values()) / gpus
 
 
 def _is_current(held: Session, end_s: float, job_id: str) -> bool:

@@ -76,7 +76,7 @@ def figures(
         *(Figure(f"{name}_100k_events_cpu_s", warm[name], "s", LIMITS_S[name]) for name in COMMANDS),
         *(Figure(f"{name}_100k_events_cold_cpu_s", cold[name], "s") for name in COMMANDS),
         Figure("events", float(len(past.events)), "events"),
-        Figure("jobs_ended", float(len(past.session.ended)), "jobs"),
+        Figure("jobs_ended", float(len(past.session.book.ended)), "jobs"),
         Figure("log_bytes", float(len(log)), "bytes"),
         Figure("snapshot_bytes", float(len(kept)), "bytes"),
         *service_tick.figures(*gangs, seconds),
@@ -96,9 +96,9 @@ def story(events: int) -> Story:
     for job in [job for job in past.session.jobs.values() if job.gpus]:
         past.events.append(interruption_event(job.id, past.now_s, "the nodes are down"))
         past.session.lose(job.id, past.now_s)
-    for node in past.session.nodes:
+    for node in past.session.cluster.spec.nodes:
         past.events.append(Event(past.now_s, "node_down", detail={"node": node.name}))
-        past.session.node_down(node.name, past.now_s)
+        past.session.maintenance.node_down(node.name, past.now_s)
     past.decide()
     return past
 
@@ -121,7 +121,7 @@ def write(past: Story, dirs: StateDir) -> None:
         if attempt == 0:
             each = dirs.events.stat().st_size / len(past.events)
             behind = int(max(TAIL_BYTES, dirs.snapshot.stat().st_size / 8) / each)
-    for job_id in (*past.session.ended, *past.session.jobs):
+    for job_id in (*past.session.book.ended, *past.session.jobs):
         dirs.job(job_id).attempt(1).logs.mkdir(parents=True)
     past.write_inputs(dirs)
 

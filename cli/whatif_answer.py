@@ -151,9 +151,9 @@ def with_jobs(jobs: Sequence[Job]) -> Callable[[Session], tuple[Session, Sequenc
 
     def submitted(session: Session) -> tuple[Session, Sequence[Job]]:
         for job in jobs:
-            if job.submit_time <= session.now_s:
-                session.submit(job, session.now_s)
-        return session, [job for job in jobs if job.submit_time > session.now_s]
+            if job.submit_time <= session.changes.state.now_s:
+                session.submit(job, session.changes.state.now_s)
+        return session, [job for job in jobs if job.submit_time > session.changes.state.now_s]
 
     return submitted
 
@@ -172,7 +172,7 @@ def otherwise(
     """
 
     def changed(session: Session) -> tuple[Session, Sequence[Job]]:
-        known = [node.name for node in session.nodes]
+        known = [node.name for node in session.cluster.nodes]
         _check(live, "node", [name for name in remove if name not in known])
         _check(live, "active job", [job_id for job_id in cancel if job_id not in session.jobs])
         if cluster is not None or question is not None:
@@ -180,7 +180,7 @@ def otherwise(
         for job_id in dict.fromkeys(cancel):
             session.end(job_id, live.now_s, "cancelled")
         for name in remove:
-            session.drain(name, live.now_s, now=True)
+            session.maintenance.drain(name, live.now_s, now=True)
         return session, ()
 
     return changed

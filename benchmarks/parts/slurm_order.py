@@ -278,7 +278,7 @@ def judged(plan: int, planned: Sequence[PlannedJob], lived: Lived, *, favor_smal
                 why = why_differs(number, planned[number - 1], look_s, lived, order)
             order.append(number)
             ends_s[number] = look_s + lived.left_s[number] - lived.started_s[number]
-        state: Any = held.policy_state().state
+        state: Any = held.policy_host.policy_state().state
         priorities |= {int(job_id): priority for job_id, (_, _, priority, _) in state["jobs"].items()}
     other = tuple(number for number in priorities if priorities[number] != lived.priorities[number])
     return Compared(plan, slurm, tuple(order), other, why)

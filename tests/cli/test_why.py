@@ -87,7 +87,7 @@ def test_lines_fit_whatever_happened(seed: int, tmp_path: Path) -> None:
     reported = Story(seed)
     reported.go_on(120)
     state = reported.write(tmp_path / "live").path
-    for job_id in sorted({*reported.session.jobs, *reported.session.ended})[:12]:
+    for job_id in sorted({*reported.session.jobs, *reported.session.book.ended})[:12]:
         message = call("why", job_id, "--state", str(state))
         assert message.exit_code == 0, message.output
         cost = json.loads(call("why", job_id, "--json", "--state", str(state)).stdout)["cost"]

@@ -263,8 +263,8 @@ def test_every_job_ends_with_the_batch_of_its_last_regime(name: str, jobs: list[
     )
     engine.run()
     assert not session.jobs
-    for state in session.ended.values():
-        if state.id in session.fell or not state.batch_changes:
+    for state in session.book.ended.values():
+        if state.id in session.book.outcomes or not state.batch_changes:
             continue
         own = state.spec.batch.regimes
         work = state.work_samples or 0.0

@@ -86,12 +86,12 @@ def test_policies_name_sizes_that_jobs_may_have(name: str, jobs: list[Job], node
         return decision
 
     policy.decide = checked  # type: ignore[method-assign]
-    room = held.session.capacities
+    room = held.session.cluster.capacities
     fit = {each.id for each in jobs if max(room.room(each).values()) >= smallest(policy, each)}
     for _ in moments(held, jobs):
         for state in held.jobs.values():
             check_speed(state)
-    served = {each.id for each in held.session.ended.values() if each.attained_service_s(held.time_s)}
+    served = {each.id for each in held.session.book.ended.values() if each.attained_service_s(held.time_s)}
     assert fit <= served, f"these never run to their end: {sorted(fit - served)}"
 
 

@@ -36,7 +36,8 @@ from pliant.schemas.file_io.record import schema_id
 from pliant.schemas.text import counted, in_gpus, span_text
 from pliant.tools.replay.engine.log import BLOCK, COLUMNS, EventLog, detail_text
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.session.session import Session, why_left
+from pliant.tools.schedule.session.idle_limit import why_left
+from pliant.tools.schedule.session.session import Session
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,10 +120,10 @@ def unfinished(session: Session, *, stands_still: bool = False) -> list[Unfinish
 
 def _reason(job: JobState, session: Session, stands_still: bool) -> str:
     low = job.spec.min_gpus
-    most = max(session.speeds.gpu_types.values(), default=0)
+    most = max(session.cluster.speeds.gpu_types.values(), default=0)
     if low > most:
         return f"needs at least {in_gpus(low)} of one type, the cluster has {most}"
-    if (words := session.admission.awaiting.get(job.id)) is not None:
+    if (words := session.hidden.awaiting.get(job.id)) is not None:
         return words
     if stands_still:
         return (
@@ -132,16 +133,16 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
         return f"holds {in_gpus(job.gpus)}, on which it never gets done"
     if job.spec.on_cpus:
         return "no node is left that has what it needs"
-    if not session.up_gpus:
+    if not session.cluster.up_gpus:
         return "no GPU is left after node failures"
-    if low > session.up_gpus:
-        return f"needs at least {in_gpus(low)}, {session.up_gpus} are left after node failures"
+    if low > session.cluster.up_gpus:
+        return f"needs at least {in_gpus(low)}, {session.cluster.up_gpus} are left after node failures"
     few_left = max((job.room_now or {}).values(), default=0) < low
-    if few_left and (where := session.capacities.constraint_of(job.spec)) is not None:
+    if few_left and (where := session.cluster.capacities.constraint_of(job.spec)) is not None:
         return f"needs at least {in_gpus(low)} {where.words}, too few are left after node failures"
     if few_left and job.per_replica > 1:
         return f"needs nodes for replicas of {job.per_replica} GPUs, those that are left have too few"
-    if not any(session.speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):
+    if not any(session.cluster.speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):
         return f"does not run on {in_gpus(low)}: batch {job.reference_batch} is infeasible there"
     return why_left(session.policy.name, job)
 

@@ -42,7 +42,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds, throughput_for
 from pliant.tools.schedule.registry import make_policy, policy_class
-from pliant.tools.schedule.session.allocations import DepartedJobs
+from pliant.tools.schedule.session.book import DepartedJobs
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Oracle
 
@@ -117,10 +117,10 @@ def replay(
         trace=jobs,
     )
     if stored is not None:
-        session.ended = DepartedJobs({other for job in one_of_each(jobs) for other in job.after})
+        session.book.ended = DepartedJobs({other for job in one_of_each(jobs) for other in job.after})
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
-    submissions = Submissions(session.speeds, sizes, policy, at_once=stored is not None)
+    submissions = Submissions(session.cluster.speeds, sizes, policy, at_once=stored is not None)
     first_s = min(
         [job.submit_time for job in inputs.jobs[:1]] + [event.time_s for event in simulated.node_events],
         default=0.0,
@@ -135,7 +135,7 @@ def replay(
         reveals_work=run.conditions.demand == "oracle",
         log=None if stored is None else stored.log,
     )
-    _ = session.rng  # made before the clock starts
+    _ = session.policy_host.rng  # made before the clock starts
     info_row = engine.log.add(first_s, "decision")
     started, cpu_started = time.perf_counter(), time.process_time()
     if follows:
@@ -301,8 +301,8 @@ def _with_failures(
     _check_nodes(inputs, simulated)
     if simulated.mtbf is None or not inputs.jobs:
         return replace(simulated, node_events=together(simulated.node_events))
-    nodes = [node.name for node in session.nodes]
-    end_s = failures_end_s(inputs.jobs, session.speeds, simulated.progress(), len(nodes))
+    nodes = [node.name for node in session.cluster.nodes]
+    end_s = failures_end_s(inputs.jobs, session.cluster.speeds, simulated.progress(), len(nodes))
     drawn = drawn_failures(nodes, simulated.mtbf, run.seed, inputs.jobs[0].submit_time, end_s)
     return replace(simulated, node_events=together(simulated.node_events, drawn))
 
@@ -316,7 +316,7 @@ def _check_nodes(inputs: Inputs, simulated: SimulatedCluster) -> None:
 
 
 def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assumption, ...]) -> Summary:
-    counters, ended = engine.counters, engine.session.ended
+    counters, ended = engine.counters, engine.session.book.ended
     moves = ended.moves if isinstance(ended, DepartedJobs) else sum(job.moves for job in ended.values())
     return Summary(
         policy=engine.session.policy.name,
@@ -353,7 +353,9 @@ def _info(
         parameters=dict(policy.parameters),
         seed=run.seed,
         simulated=True,
-        oracle=done.session.oracle is not None or policy.knows_future or run.conditions.demand == "oracle",
+        oracle=done.session.policy_host.oracle is not None
+        or policy.knows_future
+        or run.conditions.demand == "oracle",
         demand=run.conditions.demand,
         knew_work=run.conditions.demand == "stated" and policy.counts_on_work(one_of_each(inputs.jobs)),
         preemptible=run.conditions.preemptible,

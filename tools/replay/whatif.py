@@ -210,7 +210,7 @@ def _outcome(
         jobs[job_id] = replace(jobs[job_id], why=why, can_end=knows)
     for job_id, lost_gpu_s in _lost(events, unsaved, before).items():
         jobs[job_id] = replace(jobs[job_id], lost_gpu_s=lost_gpu_s)
-    use = _gpu_use(events, engine.session.up_gpus)
+    use = _gpu_use(events, engine.session.cluster.up_gpus)
     exact_s = effort.exact_until_s if effort.exact_until_s < math.inf else None
     return JobPredictions(jobs, use, engine.counters.decisions, exact_s, effort.reached_s)
 
@@ -235,10 +235,10 @@ def _lost(
 
 def _why(job: JobState, session: Session, speeds: CorrectedSpeeds, *, is_cut: bool) -> str:
     """Why the end of a job is not known."""
-    if job.id in session.admission.held:
+    if job.id in session.hidden.held:
         return "it is held"
-    if job.id in session.admission.awaiting:
-        return session.admission.awaiting[job.id]
+    if job.id in session.hidden.awaiting:
+        return session.hidden.awaiting[job.id]
     if job.gpus and job.work_samples is None:
         return "its work is not known"
     if job.gpus and not speeds.is_known(job):

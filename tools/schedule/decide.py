@@ -110,17 +110,17 @@ def decide(
         now_s = min((job.submit_time for job in jobs), default=0.0)
     policy = policy_for(question, profile)
     session = session_for_run(policy, cluster, throughput, question.seed)
-    session.predict(*question.predicts())
-    check_demand(fitting, policy, source, session.demand)
+    session.policy_host.predict(*question.predicts())
+    check_demand(fitting, policy, source, session.policy_host.demand)
     with _naming(source):
         for job in arrivals_until(jobs, now_s, too_large):
             if job.id not in too_large:
                 session.submit(job, now_s)
             else:
-                if session.take_up(job, now_s) is not None:
+                if session.submit_accepted(job, now_s) is not None:
                     session.end(job.id, now_s, "rejected")
-                session.turned_away[job.id] = too_large[job.id]
-    session.turned_away |= session.end_unsatisfiable(now_s, "rejected")
+                session.book.rejections[job.id] = too_large[job.id]
+    session.book.rejections |= session.end_unsatisfiable(now_s, "rejected")
     future = [job for job in fitting if job.submit_time > now_s]
     schedule = _ask(session, now_s, question, future, profile)
     if jobs and len(schedule.rejected) == len(jobs):
@@ -190,7 +190,7 @@ def decide_from_history(
     session, profile = session_from_history(history, question, now_s=now_s, cluster=cluster, profile=profile)
     turn_away_unfit(session, new, now_s)
     jobs = [job.spec for job in session.jobs.values()]
-    check_demand(jobs, session.policy, history.source, session.demand)
+    check_demand(jobs, session.policy, history.source, session.policy_host.demand)
     return _ask(session, now_s, question, [], profile, measured=history.measured)
 
 
@@ -234,10 +234,10 @@ def session_from_history(
 
 def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
     """Reject those new jobs that this policy cannot serve on this cluster."""
-    check = JobCheck(session.cluster, session.speeds, session.policy, session.demand)
+    check = JobCheck(session.cluster.spec, session.cluster.speeds, session.policy, session.policy_host.demand)
     for job in [session.jobs[job_id] for job_id in new if job_id in session.jobs]:
         if (reason := check.refusal(job.spec)) is not None:
-            session.turn_away(job.id, now_s, reason)
+            session.reject(job.id, now_s, reason)
 
 
 def policy_for(question: Question, profile: Profile | None) -> Policy:
@@ -323,8 +323,8 @@ def schedule_of(
     reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
     out = {job_id: each.reason for job_id, each in done.items() if each.step == "reject"}
-    out |= session.turned_away
-    rejects = sorted((session.ended[job_id] for job_id in out), key=lambda job: job.arrival)
+    out |= session.book.rejections
+    rejects = sorted((session.book.ended[job_id] for job_id in out), key=lambda job: job.arrival)
     return Schedule(
         time=time_s,
         policy=PolicyUse(
@@ -348,18 +348,20 @@ def schedule_of(
             if not job.gpus
         ),
         rejected=tuple(Verdict(job=job.id, reason=out[job.id]) for job in rejects),
-        cluster=session.cluster,
+        cluster=session.cluster.spec,
         jobs=tuple(job.spec for job in (*active, *rejects)),
-        demand=session.demand,
-        forecast=session.forecast_state(),
-        teams=session.standings(time_s),
-        policy_state=_forgiving(lambda: _storable(session.policy_state(), forgive), lambda: None, forgive),
+        demand=session.policy_host.demand,
+        forecast=session.policy_host.forecast_state(),
+        teams=session.policy_host.standings(time_s),
+        policy_state=_forgiving(
+            lambda: _storable(session.policy_host.policy_state(), forgive), lambda: None, forgive
+        ),
     )
 
 
 def _ahead(session: Session, time_s: float) -> dict[str, tuple[Reservation, ...]]:
     """:raises PolicyError: the policy planned what no schedule can hold."""
-    planned = session.reserved(time_s)
+    planned = session.policy_host.reserved(time_s)
     try:
         return {job_id: _reserved(spans) for job_id, spans in planned.items()}
     except ValidationError as error:
@@ -435,7 +437,7 @@ def _allocation(
             "gpus": job.gpus,
             "placement": job.placement,
             "servers": job.servers,
-            "batch": session.speeds.batch_plan(job) if job.requested else None,
+            "batch": session.cluster.speeds.batch_plan(job) if job.requested else None,
             "lr_scale": job.global_batch / job.reference_batch,
             "action": "keep" if step == "rebatch" else step,
             "reason": why.reason,

@@ -31,7 +31,7 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     """Why every active job holds what it holds: in the policy's words, else in plain ones."""
     said, seen = session.explain(time_s), session.in_play
     reasons = plain_explanations(session) | {job_id: why for job_id, why in said.items() if job_id in seen}
-    for job_id, until_s in session.kept_until_s.items():
+    for job_id, until_s in session.decided.kept_until_s.items():
         if job_id not in reasons:
             continue  # it has ended since
         if until_s == inf:
@@ -39,9 +39,9 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
         else:
             kept = f"kept for {span_text(until_s - time_s)} more, as the cluster rules"
         reasons[job_id] = Explanation(f"{reasons[job_id].reason}; {kept}", reasons[job_id].needs_gpus)
-    lost = [node for node in session.nodes if not node.up and node.made_gpus]
+    lost = [node for node in session.cluster.nodes if not node.up and node.made_gpus]
     for job in seen.values():
-        if not job.gpus and (where := session.capacities.constraint_of(job.spec)) is not None:
+        if not job.gpus and (where := session.cluster.capacities.constraint_of(job.spec)) is not None:
             down = [node.name for node in lost if where.allows(node)]
             reasons[job.id] = _constrained(job, where, reasons[job.id], down)
     return reasons
@@ -66,21 +66,21 @@ def _constrained(
 def plain_explanations(session: Session) -> dict[str, Explanation]:
     rigid = session.policy.elasticity == "none"
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
-    admission = session.admission
+    hidden = session.hidden
     alike: dict[Hashable, Explanation] = {}
-    for job in map(session.jobs.__getitem__, admission.on_cpus):
-        where, demand = session.capacities.constraint_of(job.spec), job.spec.resources.worker
+    for job in map(session.jobs.__getitem__, hidden.on_cpus):
+        where, demand = session.cluster.capacities.constraint_of(job.spec), job.spec.resources.worker
         kind = (job.gpus, where, tuple(demand.items()))
         if kind not in alike:
             alike[kind] = _on_cpus(job, where, session)
         plain[job.id] = alike[kind]
     bound = {
         job_id: Explanation(f"goes on until it ends on {name}, which is drained")
-        for job_id, name in admission.bound.items()
+        for job_id, name in hidden.bound.items()
     }
-    kept = {**admission.limited, **admission.in_line, **admission.awaiting}
+    kept = {**hidden.limited, **hidden.in_line, **hidden.awaiting}
     waiting = {job_id: Explanation(words) for job_id, words in kept.items()}
-    held = {job_id: Explanation(f"held by {by}") for job_id, by in admission.held.items()}
+    held = {job_id: Explanation(f"held by {by}") for job_id, by in hidden.held.items()}
     return plain | bound | waiting | held
 
 
@@ -89,7 +89,7 @@ def _on_cpus(job: JobState, where: Constraint | None, session: Session) -> Expla
     if job.gpus:
         return Explanation("runs without a GPU")
     demand = job.spec.resources.worker
-    nodes = [node for node in session.nodes if where is None or where.allows(node)]
+    nodes = [node for node in session.cluster.nodes if where is None or where.allows(node)]
     able = [node for node in nodes if fitting(node.capacities, demand, 1)]
     needs = " and ".join(amount_text(*each) for each in sorted(demand.items()))
     if able and not any(node.up for node in able):

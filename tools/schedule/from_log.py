@@ -117,8 +117,8 @@ def session_from_events(
         if now_s is None or event.time <= now_s:
             fold.add(event)
     session = fold.finish()
-    session.predict(carried.demand, carried.forecast)
-    session.carry(carried.policy_state)
+    session.policy_host.predict(carried.demand, carried.forecast)
+    session.restore_state(carried.policy_state)
     return session
 
 
@@ -185,20 +185,22 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     session = session_for_run(policy, schedule.cluster, throughput, schedule.policy.seed)
     out = {verdict.job: verdict.reason for verdict in schedule.rejected}
     for job in arrivals_until(schedule.jobs, schedule.time, out):
-        (session.take_up if job.id in out else session.submit)(job, schedule.time)
+        (session.submit_accepted if job.id in out else session.submit)(job, schedule.time)
     updates = [_update_of(given) for given in schedule.allocations]
     try:
         for job_id in out:
-            if job_id not in session.turned_away:
+            if job_id not in session.book.rejections:
                 session.end(job_id, schedule.time, "rejected")
-        session.adopt(updates, schedule.time)
+        session.set_allocations(updates, schedule.time)
     except (KeyError, ValueError) as error:
         raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
-    seen = {"changes_seen": len(session.changes)}  # absorbed is all that this session begins with
+    seen = {"changes_seen": len(session.changes.entries)}  # absorbed is all that this session begins with
     state, forecast = schedule.policy_state, schedule.forecast
-    session.predict(schedule.demand, None if forecast is None else forecast.model_copy(update=seen))
+    session.policy_host.predict(
+        schedule.demand, None if forecast is None else forecast.model_copy(update=seen)
+    )
     if state is not None:
-        session.carry(state.model_copy(update=seen))
+        session.restore_state(state.model_copy(update=seen))
     return session
 
 
@@ -225,20 +227,22 @@ def apply_events(session: Session, rows: Sequence[Event]) -> None:
     event = typed(rows[0])
     match event:
         case Started() | Resized() | Moved() | Preempted():
-            _apply_allocations(session, [typed(row) for row in rows if row.job not in session.ended])
+            _apply_allocations(session, [typed(row) for row in rows if row.job not in session.book.ended])
         case Submitted():
-            session.take_up(_job(event), event.time)
+            session.submit_accepted(_job(event), event.time)
         case NodeDown() | NodeUp():
-            change = session.node_up if isinstance(event, NodeUp) else session.node_down
+            change = (
+                session.maintenance.node_up if isinstance(event, NodeUp) else session.maintenance.node_down
+            )
             change(event.node, event.time)
         case RunBegan() | Decided():
-            session.advance(event.time)
+            session.cluster.at(event.time)
         case SlotQuarantined() | SlotCleared():
             _apply_slot(session, event)
         case Drained():
-            session.drain(event.node, event.time, now=bool(event.now))
+            session.maintenance.drain(event.node, event.time, now=bool(event.now))
         case Undrained():
-            session.resume(event.node, event.time)
+            session.maintenance.undrain(event.node, event.time)
         case Held() | Unheld() | Updated() | Prioritized():
             _apply_order(session, event)
         case Requeued() | Finished() | Failed() | Cancelled() | Rejected():
@@ -257,31 +261,31 @@ def _apply_order(session: Session, event: Held | Unheld | Updated | Prioritized)
         return
     match event:
         case Held():
-            session.hold_back(job_id, time_s, event.user or "")
+            session.admission.hold(job_id, time_s, event.user or "")
         case Unheld():
-            session.let_go(job_id, time_s)
+            session.admission.release(job_id, time_s)
         case Updated():
             session.update(job_id, time_s, updated_if_valid(session.jobs[job_id].spec, event.changes or {}))
         case Prioritized():
-            session.prioritize(job_id, time_s, float(event.priority or 0.0))
+            session.admission.prioritize(job_id, time_s, float(event.priority or 0.0))
 
 
 def _apply_slot(session: Session, event: SlotQuarantined | SlotCleared) -> None:
     if isinstance(event, SlotCleared):
-        session.restore(event.slot, event.time)
+        session.cluster.restore_slot(event.slot, event.time)
         if event.job is not None:
             session.quarantine.release(event.job)
         return
     until_s = event.time + (event.seconds or 0.0)
     if event.job is None:
-        session.withdraw(event.slot, event.time, until_s)
+        session.cluster.withdraw(event.slot, event.time, until_s)
     else:
         session.quarantine.bar(event.job, event.slot, until_s)
 
 
 def _apply_allocations(session: Session, events: Sequence[TypedEvent]) -> None:
     changes = [event for event in events if isinstance(event, Started | Resized | Moved | Preempted)]
-    session.adopt([_update(event) for event in changes], changes[0].time if changes else 0.0)
+    session.set_allocations([_update(event) for event in changes], changes[0].time if changes else 0.0)
     for event in changes:
         job = session.jobs[event.job or ""]
         correct(job, event)
@@ -302,10 +306,10 @@ def _stop(session: Session, event: Requeued | Ended) -> None:
     """A job waits again, or ends."""
     job_id = event.job or ""
     if not isinstance(event, Requeued):
-        session.turned_away.pop(job_id, None)
-    elif job_id in session.ended and event.order is not None:
+        session.book.rejections.pop(job_id, None)
+    elif job_id in session.book.ended and event.order is not None:
         session.revive(job_id, event.time)
-    if job_id in session.ended:
+    if job_id in session.book.ended:
         return
     job = session.jobs[job_id]
     if isinstance(event, Requeued):
@@ -324,7 +328,7 @@ def _apply_wait(session: Session, event: Placed | Preempted | Requeued) -> None:
 
 def _apply_report(session: Session, event: Trained) -> None:
     job_id = event.job or ""
-    if job_id in session.ended:
+    if job_id in session.book.ended:
         return  # its workers wrote a last line after it ended
     job = session.jobs[job_id]
     correct(job, event)

@@ -137,7 +137,7 @@ class Policy:
     default_interval_s: ClassVar[float | None] = None
     """Seconds between decisions; None: at once at every change.
 
-    While nothing runs and nothing can arrive, up to ``session.IDLE_ROUNDS`` (1000) further rounds are
+    While nothing runs and nothing can arrive, up to ``idle_limit.IDLE_ROUNDS`` (1000) further rounds are
     held. Then every job that still waits is given up.
     """
     interval_parameter: ClassVar[str | None] = None

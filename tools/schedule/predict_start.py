@@ -93,7 +93,7 @@ def predictions(
     }
     rests_on = max(sources.values(), key=_CERTAINTY.index, default=None)
     predicted |= {job_id: StartPrediction(needs_gpus=gpus) for job_id, gpus in starts.needs.items()}
-    known = ChainMap(session.jobs, session.ended)
+    known = ChainMap(session.jobs, session.book.ended)
     order = {job_id: (at, known[job_id].arrival) for job_id, (at, _) in starts.found.items()}
     for place, job_id in enumerate(sorted(order, key=order.__getitem__)):
         start_s = starts.found[job_id][1]
@@ -106,11 +106,11 @@ def predictions(
 
 def copy_of(session: Session) -> Session:
     """A copy to look ahead in; it shares what never changes (specifications, speeds)."""
-    jobs = (*session.jobs.values(), *session.ended.values())
-    shared = [session.cluster, session.speeds, *(job.spec for job in jobs)]
+    jobs = (*session.jobs.values(), *session.book.ended.values())
+    shared = [session.cluster.spec, session.cluster.speeds, *(job.spec for job in jobs)]
     copied = copy.deepcopy(session, {id(thing): thing for thing in shared})
-    copied.look_ahead()
-    copied.forecast.learn_no_more()
+    copied.policy_host.look_ahead()
+    copied.policy_host.forecast.learn_no_more()
     return copied
 
 
@@ -130,7 +130,7 @@ class _Starts:
     def find(self, until_s: float) -> None:
         """Ask the policy while jobs end, until every job has started or the time is up."""
         jobs = self.session.jobs.values()
-        never = self.session.admission.held.keys() | self.session.admission.unsatisfiable.keys()
+        never = self.session.hidden.held.keys() | self.session.hidden.unsatisfiable.keys()
         waiting = {job.id for job in jobs if not job.gpus and job.id not in never}
         dated = True
         for number in range(DECISIONS_AHEAD):
@@ -212,7 +212,7 @@ class CorrectedSpeeds:
     """How fast jobs train: measured speeds correct the predicted ones."""
 
     def __init__(self, session: Session, time_s: float, measured: Mapping[str, float]) -> None:
-        self._profiled = bool(session.speeds.throughput.models())
+        self._profiled = bool(session.cluster.speeds.throughput.models())
         self._ratios: dict[str, float] = {}
         by_model: dict[str, list[float]] = defaultdict(list)
         for job in session.jobs.values():
@@ -304,8 +304,8 @@ def next_moment_s(
     moments = [end for job in session.jobs.values() if (end := end_of(job)) is not None]
     if coming:
         moments.append(coming[0].submit_time)
-    if session.ask_again_s is not None and session.ask_again_s > time_s:
-        moments.append(session.ask_again_s)
+    if session.decided.ask_again_s is not None and session.decided.ask_again_s > time_s:
+        moments.append(session.decided.ask_again_s)
     if not moments:
         return None
     interval_s = session.policy.default_interval_s

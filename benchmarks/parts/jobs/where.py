@@ -211,9 +211,9 @@ def violations(given: World, policy: str) -> list[str]:
     lost = given.cluster.nodes[0].name
     for step in range(_MOST_STEPS):
         if step == _NODE_DOWN:
-            held.session.node_down(lost, held.time_s)
+            held.session.maintenance.node_down(lost, held.time_s)
         if step == _NODE_UP:
-            held.session.node_up(lost, held.time_s)
+            held.session.maintenance.node_up(lost, held.time_s)
         try:
             held.decide()
         except AssertionError as error:
@@ -223,9 +223,9 @@ def violations(given: World, policy: str) -> list[str]:
             found += [f"{policy}: {job.id} is on {name}" for name in wrong]
         found += [f"{policy}: {what}" for what in overfull(given, held.jobs.values())]
         if not held.advance(coming):
-            if held.session.free.node(lost).up:
+            if held.session.cluster.spec.free.node(lost).up:
                 break
-            held.session.node_up(lost, held.time_s)
+            held.session.maintenance.node_up(lost, held.time_s)
     if held.jobs:
         found.append(f"{policy}: {sorted(held.jobs)} never end")
     return found

@@ -150,7 +150,7 @@ def test_predictions_are_learned_and_hide_the_work_of_the_trace(look: Look) -> N
     assert {name: samples for name, (_, samples) in finished(done).items()} == {
         f"j{n:02}": 100.0 * (5 + n) for n in range(12)
     }
-    assert done.session.forecast.predictor.jobs >= 11
+    assert done.session.policy_host.forecast.predictor.jobs >= 11
     first, *_, last = predictions(done)
     assert {"samples_done", "mean", "low", "high"} == set(first)
     assert (first["low"], first["high"]) == (0.05, 0.95), "at first it knows nothing"
@@ -165,7 +165,7 @@ def test_predictions_are_learned_and_hide_the_work_of_the_trace(look: Look) -> N
 def test_jobs_with_a_table_report_its_metrics() -> None:
     table = [ConvergenceRow("net", 960, n, n + 1.0, 100.0 * (n + 1), 0.1 * n) for n in range(16)]
     done = under(replace(sequence(convergence="net"), tables=validations(table)), "predicted")
-    last = done.session.ended["j03"].epochs
+    last = done.session.book.ended["j03"].epochs
     assert [(end.epoch, end.samples_done, end.metric) for end in last] == [
         (n, 100.0 * n, pytest.approx(0.1 * (n - 1))) for n in range(1, 8)
     ]
@@ -176,19 +176,20 @@ def test_jobs_with_a_table_report_its_metrics() -> None:
     done = under(world, "predicted", progress="samples")
     plain = under(sequence(), "predicted")
     assert events(done, "finish") == events(plain, "finish"), "what it reports changes no speed"
-    job = done.session.ended["j03"]
+    job = done.session.book.ended["j03"]
     assert job.initial_loss == 8.0
     assert [end.loss for end in job.epochs] == [4.0] * 4 + [3.0] * 3
     assert [end.metric for end in job.epochs] == [0.1] * 4 + [1.1] * 3
     assert [end.samples_done for end in job.epochs] == [100.0 * n for n in range(1, 8)]
-    assert under(world, progress="samples").session.ended["j03"].epochs == (), "no policy asks"
+    assert under(world, progress="samples").session.book.ended["j03"].epochs == (), "no policy asks"
 
 
 def test_predictions_begin_as_the_file_says(tmp_path: Path) -> None:
     path = str(tmp_path / "predictor.json")
     write_predictor(Predictor(widened=False), path)
     narrow, wide = (
-        under(sequence(), "predicted", predictor=each).session.forecast.document() for each in (path, None)
+        under(sequence(), "predicted", predictor=each).session.policy_host.forecast.document()
+        for each in (path, None)
     )
     assert narrow.fit.trust == 1 > wide.fit.trust
     assert not narrow.widened
@@ -196,7 +197,7 @@ def test_predictions_begin_as_the_file_says(tmp_path: Path) -> None:
     known.learn(history(10))
     write_predictor(known.document(), path)
     done = under(sequence(), "predicted", predictor=path)
-    assert done.session.forecast.predictor.jobs > 20
+    assert done.session.policy_host.forecast.predictor.jobs > 20
     first = predictions(done)[0]
     assert (first["low"], first["high"]) != (0.05, 0.95)
 

@@ -144,7 +144,7 @@ def test_what_is_assumed_of_recorded_types_is_said_and_what_no_node_allows_refus
         session.submit(three.model_copy(update={"id": name, "gpus": spec_of_two}), 0.0)
     session.decide(0.0)
     lines.append(explanations(session, 0.0)["b"].reason)
-    session.node_down("fast-0", 1.0)
+    session.maintenance.node_down("fast-0", 1.0)
     session.decide(1.0)
     lines.append(explanations(session, 1.0)["a"].reason)
     golden_text("\n".join(lines))

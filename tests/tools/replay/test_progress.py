@@ -106,7 +106,7 @@ def test_a_watched_job_shows_its_noise(model):
     stepwise = model({"m": TABLE}, stepwise=True)
     world = SimulatedCluster(progress=lambda: stepwise, measured=True)
     engine = play(Told({0.0: {"a": 1}}), [epochs_job()], NODES, curves(m={1: 8}), simulated=world)
-    assert engine.session.ended["a"].noise_scale == 16, "that of the last epoch"
+    assert engine.session.book.ended["a"].noise_scale == 16, "that of the last epoch"
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -115,7 +115,7 @@ def test_jobs_measure_where_the_simulated_cluster_says_so(measured):
     spec = epochs_job(8, low=1, high=2)
     world = SimulatedCluster(progress=lambda: GoodputProgress({}, {"m": 5.0}), measured=measured)
     engine = play(told, [spec], NODES, curves(m={1: 8, 2: 16}), simulated=world)
-    job = engine.session.ended["a"]
+    job = engine.session.book.ended["a"]
     assert job.noise_scale == (5.0 if measured else None)
     known = (Observation((1,), 8, 1, 1.0, gpu_type="gpu"), Observation((2,), 4, 1, 0.5, gpu_type="gpu"))
     assert job.observations == (known if measured else ())
@@ -259,7 +259,7 @@ def test_regimes_change_speed_costs_and_the_work_of_failures() -> None:
     assert (state.reference_batch, state.global_batch, state.samples_per_second) == (4, 4, 4.0)
     assert state.batch_changes == (BatchChange(200.0, 4),)
     assert state.samples_done(125.0) == 300.0
-    assert [change.kind for change in held.changes] == ["arrived", "batch"]
+    assert [change.kind for change in held.changes.entries] == ["arrived", "batch"]
     # Costs and failures meet the regime of the moment.
     policy = Told({0.0: {"a": 1}, 120.0: {"a": 0}, 130.0: {"a": 1}}, again_s=[120.0, 130.0])
     engine = play(policy, [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)

@@ -57,13 +57,13 @@ def check_books(world: World, engine: Engine) -> None:
     """The events break no rule of the ledger, and say of every job what the engine says."""
     accounts = world.ledger().audit(engine.log.events())
     end_s = max(engine.log.column("time"), default=0.0)
-    states = {**engine.session.jobs, **engine.session.ended}
+    states = {**engine.session.jobs, **engine.session.book.ended}
     assert set(accounts) == set(states) == {one.id for one in world.trace}
     for job_id, account in accounts.items():
         state = states[job_id]
         assert account.done == pytest.approx(state.samples_done(end_s), rel=1e-6, abs=1e-6)
         assert account.gpu_seconds == pytest.approx(state.attained_service_s(end_s))
-        assert account.ended == (job_id in engine.session.ended)
+        assert account.ended == (job_id in engine.session.book.ended)
     if world.all_nodes_return:
         assert not engine.session.jobs, "every job fits, so every job ends"
 
@@ -75,14 +75,14 @@ def check_fold(world: World, policy: str, engine: Engine) -> None:
     folded = session_from_events(
         events, any_policy(policy, world.seed), world.nodes, Scattered(), now_s=end_s
     )
-    for found, kept in ((folded.jobs, engine.session.jobs), (folded.ended, engine.session.ended)):
+    for found, kept in ((folded.jobs, engine.session.jobs), (folded.book.ended, engine.session.book.ended)):
         assert {i: facts(state, end_s) for i, state in found.items()} == {
             i: facts(state, end_s) for i, state in kept.items()
         }
-    assert [(node.name, node.up) for node in folded.nodes] == [
-        (node.name, node.up) for node in engine.session.nodes
+    assert [(node.name, node.up) for node in folded.cluster.nodes] == [
+        (node.name, node.up) for node in engine.session.cluster.nodes
     ]
-    assert folded.free.by_type == engine.session.free.by_type
+    assert folded.cluster.free.by_type == engine.session.cluster.free.by_type
 
 
 def check_rules(engine: Engine, min_run_s: float, cooldown_s: float) -> None:

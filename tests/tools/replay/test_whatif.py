@@ -58,15 +58,15 @@ def test_looks_ahead_use_measurements_and_say_what_is_unknown() -> None:
     assert (found["a"].gpus, found["a"].start_s, found["b"].gpus) == (4, None, 4)
     # a lost its node at 50 after half of its work: it resumes for 4 s. b then starts for 10.
     held = waiting()
-    for lost in held.node_down("n0", 50.0):
+    for lost in held.maintenance.node_down("n0", 50.0):
         lost.report_progress(50.0, 200.0)
-    held.node_up("n0", 50.0)
+    held.maintenance.node_up("n0", 50.0)
     found = predict_jobs(held, 50.0, SimulatedCluster(Cost(10.0), Cost(1.0), Cost(4.0))).jobs
     assert (found["a"].end_s, found["b"].end_s) == (50 + 4 + 50, 104 + 10 + 100)
     # What a job without GPUs loses on a drained node is no GPU time.
     held = opened(make_policy("fifo"), cluster(4, 0), job("a", gpus=0, gpu_seconds=400.0))
     held.decide(0.0)
-    held.drain("n1", 50.0, now=True)
+    held.maintenance.drain("n1", 50.0, now=True)
     found = predict_jobs(held, 50.0, FREE_CHANGES).jobs["a"]
     assert (found.runs, found.gpus, found.start_s, found.lost_gpu_s) == (True, 0, None, 0.0)
     # What cannot be known is said.

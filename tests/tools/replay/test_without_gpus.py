@@ -108,7 +108,7 @@ def test_what_keeps_them_from_running_is_said(golden_text) -> None:
     session.decide(4.0)
     lines += [f"{name}: {why.reason}" for name, why in explanations(session, 4.0).items()]
     for name in ("gpus", "cores"):
-        session.node_down(name, 5.0)
+        session.maintenance.node_down(name, 5.0)
     lines.append(explanations(session, 5.0)["d"].reason)
     golden_text("\n".join(lines))
 
@@ -135,11 +135,11 @@ def test_they_keep_away_from_places_that_failed_and_each_node_is_looked_at_once(
     session.decide(0.0)
     assert [session.jobs[name].placement for name in "ab"] == [(("gpus", 1),), (("cores", 1),)]
     for until_s, name in ((30.0, "cores"), (40.0, "gpus")):
-        session.withdraw(f"{name}/1024", 5.0, until_s)
+        session.cluster.withdraw(f"{name}/1024", 5.0, until_s)
     session.lose("b", 5.0)
     assert not session.decide(5.0)
-    session.advance(30.0)
-    assert session.has_news
+    session.cluster.at(30.0)
+    assert session.changes.has_news
     assert [each.job.placement for each in session.decide(30.0)] == [(("cores", 1),)]
     looks, fits = [], Demands.fits_without_gpus
     monkeypatch.setattr(Demands, "fits_without_gpus", lambda *of: looks.append(of) or fits(*of))
@@ -154,19 +154,19 @@ def test_a_drain_and_a_lost_node_move_them_elsewhere() -> None:
     session.submit(prepare("a", 3), 0.0)
     session.decide(0.0)
     assert session.jobs["a"].placement == (("cores", 1),)
-    session.node_down("cores", 10.0)
+    session.maintenance.node_down("cores", 10.0)
     session.decide(10.0)
     assert session.jobs["a"].placement == (("gpus", 1),)
-    session.node_up("cores", 20.0)
-    session.drain("gpus", 20.0, now=True)
+    session.maintenance.node_up("cores", 20.0)
+    session.maintenance.drain("gpus", 20.0, now=True)
     session.decide(20.0)
     session.decide(21.0)
     assert session.jobs["a"].placement == (("cores", 1),)
-    session.hold_back("a", 30.0, "ann")
+    session.admission.hold("a", 30.0, "ann")
     session.decide(30.0)
     assert not session.jobs["a"].gpus
-    session.let_go("a", 40.0)
+    session.admission.release("a", 40.0)
     session.decide(40.0)
     assert session.jobs["a"].gpus
     session.end("a", 50.0)
-    assert session.free.by_type == {"gpu": 0}  # of the drained node
+    assert session.cluster.free.by_type == {"gpu": 0}  # of the drained node

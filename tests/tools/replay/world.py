@@ -102,7 +102,7 @@ def play(
     seed: int = 0,
 ) -> Engine:
     session = Session(policy, nodes, throughput or CurveThroughput(), seed=seed)
-    describe = Submissions(session.speeds, {}, policy).describe
+    describe = Submissions(session.cluster.speeds, {}, policy).describe
     engine = Engine(session, tuple(jobs), simulated, interval_s=interval_s, describe=describe)
     engine.run()
     return engine

@@ -116,7 +116,7 @@ class Story:
 
     def write_inputs(self, dirs: StateDir) -> StateDir:
         """What is there besides the log: the cluster, and the last schedule."""
-        write_cluster(self.session.cluster, dirs.cluster)
+        write_cluster(self.session.cluster.spec, dirs.cluster)
         write_schedule(self.schedule, dirs.schedule)
         return dirs
 
@@ -127,7 +127,7 @@ class Story:
             self._node()
         elif what == "drain":
             self._drain()
-        elif what == "again" and (known := sorted({*self.session.jobs, *self.session.ended})):
+        elif what == "again" and (known := sorted({*self.session.jobs, *self.session.book.ended})):
             order = Order(action="requeue", job=self._random.choice(known), user="bob", asked_s=self.now_s)
             self.events.append(order_event(len(self.events), order, self.now_s))
             apply_events(self.session, [self.events[-1]])
@@ -139,11 +139,11 @@ class Story:
         spec = self._jobs.pop(0).model_copy(update={"submit_time": self.now_s})
         spec = self._link(spec) if self._linked else spec
         state = self.session.submit(spec, self.now_s)
-        detail = submit_detail(state, self.session.speeds)
+        detail = submit_detail(state, self.session.cluster.speeds)
         self.events.append(events.submit_event(spec, self.now_s, detail))
 
     def _link(self, spec: Job) -> Job:
-        known = sorted({*self.session.jobs, *self.session.ended})
+        known = sorted({*self.session.jobs, *self.session.book.ended})
         others = self._random.sample(known, min(len(known), self._random.choice([0, 0, 1, 2])))
         after = {other: self._random.choice(["ok", "any"]) for other in others}
         place = ArrayPlace(name=self._random.choice("xy"), index=len(known), limit=2)
@@ -156,7 +156,7 @@ class Story:
 
     def _node(self) -> None:
         name, self._down = self._down or "n1", None if self._down else "n1"
-        change = self.session.node_down if self._down else self.session.node_up
+        change = self.session.maintenance.node_down if self._down else self.session.maintenance.node_up
         if self._down:  # first the jobs leave it
             there = [job.id for job in self.session.jobs.values() if name in dict(job.placement)]
             for job_id in sorted(there):
@@ -166,8 +166,8 @@ class Story:
         change(name, self.now_s)
 
     def _drain(self) -> None:
-        name = self._random.choice([node.name for node in self.session.nodes])
-        action: NodeAction = "drain" if name not in self.session.admission.drained else "resume"
+        name = self._random.choice([node.name for node in self.session.cluster.nodes])
+        action: NodeAction = "drain" if name not in self.session.cluster.drained else "resume"
         at_once = action == "drain" and self._random.random() < 0.5
         order = Order(action=action, node=name, user="alice", asked_s=self.now_s, now=at_once)
         self.events.append(order_event(len(self.events), order, self.now_s))

@@ -278,7 +278,7 @@ def test_slots_after_a_repair_are_as_the_other_lines_say(tmp_path: Path, repaire
     _, events = LogView(out).history(Basis.of(NODES, None))[:2]
     session = session_from_events(events, make_policy("fifo"), NODES, CurveThroughput())
     assert dict(session.quarantine.out_of_service) == {"n0/3": BEGAN_S + 602}
-    assert session.free.free_on("n0") == 0
+    assert session.cluster.free.free_on("n0") == 0
 
 
 def test_a_log_of_the_version_before_gets_checksums_from_then_on(state: StateDir, repaired: Repaired) -> None:

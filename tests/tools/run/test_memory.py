@@ -89,7 +89,7 @@ def test_only_the_records_of_jobs_that_have_ended_are_kept(tmp_path, monkeypatch
     loop = following(tmp_path)
     with loop.state as state:
         run(loop, tmp_path)
-        records = [state.log.jobs, loop.session.ended]
+        records = [state.log.jobs, loop.session.book.ended]
         assert [len(each) for each in records] == [JOBS] * 2
         assert large_ones(loop, records) == []
         before = bytes_held(loop)
@@ -127,8 +127,8 @@ def test_a_job_that_ends_while_it_is_held_is_put_away_too(tmp_path: Path) -> Non
         loop.step()
         cancel(state.dirs.path, ["held"])
         run(loop, tmp_path, 4)
-        assert isinstance(loop.session.ended, LazyDict)
-        assert loop.session.ended.raw("held") is not None
+        assert isinstance(loop.session.book.ended, LazyDict)
+        assert loop.session.book.ended.raw("held") is not None
 
 
 def test_a_loop_leaves_no_garbage_that_waits_for_a_collector(tmp_path: Path) -> None:

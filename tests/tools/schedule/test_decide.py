@@ -1,4 +1,5 @@
 import re
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
@@ -343,8 +344,8 @@ def test_preempted_lost_and_swapped_jobs() -> None:
     preempted = rebuilt(*log, Event(2, "preempt", "a", gpus=0))
     lost = rebuilt(*log, Event(2, "requeue", "a", gpus=0))
     assert [held.jobs["a"].phase for held in (preempted, lost)] == [Phase.PREEMPTED] * 2
-    assert [change.kind for change in preempted.changes] == ["arrived"]
-    assert [change.kind for change in lost.changes] == ["arrived", "lost"]
+    assert [change.kind for change in preempted.changes.entries] == ["arrived"]
+    assert [change.kind for change in lost.changes.entries] == ["arrived", "lost"]
     # Jobs that change places in one decision.
     held = rebuilt(
         *submitted(job("a", gpus=4), job("b", gpus=4)),
@@ -362,9 +363,9 @@ def test_preempted_lost_and_swapped_jobs() -> None:
         Event(2, "requeue", "a", gpus=0),
     ]
     held = rebuilt(*log)
-    assert (held.up_gpus, held.jobs["a"].gpus) == (4, 0)
-    assert [change.kind for change in held.changes] == ["arrived", "node_down", "lost"]
-    assert rebuilt(*log, Event(3, "node_up", detail={"node": "n0"})).up_gpus == 8
+    assert (held.cluster.up_gpus, held.jobs["a"].gpus) == (4, 0)
+    assert [change.kind for change in held.changes.entries] == ["arrived", "node_down", "lost"]
+    assert rebuilt(*log, Event(3, "node_up", detail={"node": "n0"})).cluster.up_gpus == 8
 
 
 @pytest.mark.parametrize(
@@ -378,8 +379,8 @@ def test_a_job_that_ended_is_known_but_not_active(event, kind):
         Event(5, event, "a", gpus=0),
         Event(6, "progress", "a", samples_done=7),  # a last line that came late
     )
-    assert (list(held.jobs), list(held.ended), held.changes[-1].kind) == ([], ["a"], kind)
-    assert held.free.by_type == {"gpu": 8}
+    assert (list(held.jobs), list(held.book.ended), held.changes.entries[-1].kind) == ([], ["a"], kind)
+    assert held.cluster.free.by_type == {"gpu": 8}
 
 
 @pytest.mark.parametrize(
@@ -405,7 +406,7 @@ def test_a_schedule_is_taken_up_where_it_stands() -> None:
     found = decide(jobs, NODES, None, Question("fifo"))
     held = session_from_schedule(found, make_policy("fifo"), CurveThroughput())
     assert ({state.id: state.gpus for state in held.jobs.values()}) == {"a": 8, "b": 0}
-    assert list(held.ended) == ["out"]
+    assert list(held.book.ended) == ["out"]
     held.end("a", 10)
     assert [(transition.job.id, transition.step) for transition in held.decide(10)] == [("b", "start")]
     found = decide([job("a", gpus=8)], NODES, None, Question("fifo"))
@@ -427,10 +428,11 @@ def known(held: Session, now_s: float) -> dict[str, object]:
     return {
         "jobs": jobs,
         "in play": list(held.in_play),
-        "commands": vars(held.admission),
-        "fell": held.fell,
-        "free": (held.up_gpus, held.free.by_type),
-        "changes": held.changes_seen + len(held.changes),
+        "hidden": asdict(held.hidden),
+        "nodes": asdict(held.cluster.state),
+        "fell": held.book.outcomes,
+        "free": (held.cluster.up_gpus, held.cluster.free.by_type),
+        "changes": held.changes.seen + len(held.changes.entries),
         "used": held.usage and held.usage.until(now_s + 1),
     }
 
@@ -451,7 +453,7 @@ def test_kept_carried_and_rebuilt_policies_decide_alike(name, rules, more):
     story = Story(sorted(BUILT_IN).index(name), name, nodes=nodes, **more)
     story._jobs = [each.model_copy(update={"user": "abcd"[at % 4]}) for at, each in enumerate(story._jobs)]
     events, live = story.go_on(30, last=False), story.session
-    state = PolicyState.model_validate_json(live.policy_state().model_dump_json())
+    state = PolicyState.model_validate_json(live.policy_host.policy_state().model_dump_json())
     carried, rebuilt_ = (
         session_from_events(events, make_policy(name), nodes, throughput_for(None, nodes), CarriedOver(each))
         for each in (state, None)
@@ -461,8 +463,8 @@ def test_kept_carried_and_rebuilt_policies_decide_alike(name, rules, more):
     assert known(rebuilt_, now_s) == known(live, now_s)
     for held in (live, carried, rebuilt_):
         held.decide(now_s)
-    assert carried.changes_seen == rebuilt_.changes_seen == live.changes_seen
-    assert carried.standings(now_s) == live.standings(now_s)
+    assert carried.changes.seen == rebuilt_.changes.seen == live.changes.seen
+    assert carried.policy_host.standings(now_s) == live.policy_host.standings(now_s)
     assert known(carried, now_s) == known(live, now_s)
     if rebuilt_.policy.rebuilds_state and not nodes.shares:
         assert known(rebuilt_, now_s) == known(live, now_s)

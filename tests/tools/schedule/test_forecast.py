@@ -144,7 +144,7 @@ def test_it_learns_from_finished_jobs_alone(monkeypatch):
     silent = session.submit(job("z"), 0.0)
     report(silent, 5)
     session.decide(0.0)
-    assert session.forecast.predictor.jobs == 6
+    assert session.policy_host.forecast.predictor.jobs == 6
     assert 900 < (silent.total_samples or 0) < 2000, "not 1000, twice what it has done"
     # Looking ahead teaches nothing.
     learned: list[object] = []

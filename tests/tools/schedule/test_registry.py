@@ -70,8 +70,9 @@ def test_built_in_policies_are_described_and_imported_on_demand() -> None:
 
     # Neither policies nor, by a session that draws nothing, NumPy.
     code = (
-        "import sys, pliant.tools.schedule.registry as _; from pliant.tools.schedule.session import session; "
-        "session.lazy_rng(1); print([m for m in sys.modules if '.policies.' in m or m == 'numpy'])"
+        "import sys, pliant.tools.schedule.registry as _\n"
+        "from pliant.tools.schedule.session import policy_host\n"
+        "policy_host.lazy_rng(1); print([m for m in sys.modules if '.policies.' in m or m == 'numpy'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -233,13 +234,13 @@ def in_use() -> Session:
 
 def carried() -> None:
     held = in_use()
-    held.carry(held.policy_state().model_copy(update={"state": {}}))
+    held.restore_state(held.policy_host.policy_state().model_copy(update={"state": {}}))
 
 
 ASKS: dict[str, Callable[[], object]] = {
     "decide": lambda: in_use().decide(0.0),
     "explain": lambda: in_use().explain(0.0),
-    "dump_state": lambda: in_use().policy_state(),
+    "dump_state": lambda: in_use().policy_host.policy_state(),  # noqa: PLW0108
     "load_state": carried,
     "make": lambda: make_policy("mine"),
 }

@@ -20,7 +20,7 @@ def divided(rules: Shares, jobs: list[Any], gpus: int) -> dict[str, int]:
     """Entitlements by team on idle nodes of four GPUs."""
     nodes = cluster(*(4,) * (gpus // 4), gpus % 4)
     held = opened(make_policy("fifo"), nodes, *jobs)
-    claims = claims_of(held.jobs.values(), rules, held.speeds, {"gpu": gpus}, resizes=True)
+    claims = claims_of(held.jobs.values(), rules, held.cluster.speeds, {"gpu": gpus}, resizes=True)
     found = entitle(rules, claims, {}, {"gpu": gpus})
     return {owner.team: each.now["gpu"] for owner, each in found.items()}
 
@@ -392,5 +392,7 @@ def test_claims_by_type_and_gpus_that_a_policy_left() -> None:
 def claims(*jobs: Any, nodes: Cluster, resizes: bool = True, throughput: Any = None) -> list[object]:
     """The least and most of jobs of one team that wait on an idle cluster."""
     held = opened(make_policy("fifo"), nodes, *jobs, throughput=throughput)
-    found = claims_of(held.jobs.values(), shares(a={}), held.speeds, {"x": 4, "y": 4}, resizes=resizes)
+    found = claims_of(
+        held.jobs.values(), shares(a={}), held.cluster.speeds, {"x": 4, "y": 4}, resizes=resizes
+    )
     return [(each.least, dict(each.most)) for each in found[Owner("a")].waiting]

@@ -31,7 +31,9 @@ from pliant.tools.replay.engine.running import (
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.allocations import Transition
-from pliant.tools.schedule.session.session import ForecastLog, IdleLimit, Session
+from pliant.tools.schedule.session.forecast_log import ForecastLog
+from pliant.tools.schedule.session.idle_limit import IdleLimit
+from pliant.tools.schedule.session.session import Session
 
 Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""
@@ -111,7 +113,7 @@ class Engine:
         self._now_s = 0.0
         self._asked_s = -math.inf
         self._idle_limit = IdleLimit()
-        self._forecasts = ForecastLog() if session.learns else None
+        self._forecasts = ForecastLog() if session.policy_host.learns else None
         # Whether a job ended at this moment after the decision: it took less time than clocks resolve.
         self._ended_late = False
         # Changes after which the policy is asked; 0: it is asked as often as it is to be.
@@ -137,14 +139,14 @@ class Engine:
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
         agenda, running, session = self._agenda, self._running, self.session
-        jobs, admission = session.jobs, session.admission
-        slowed, interfere = session.slowed, running.interfere
+        jobs, hidden = session.jobs, session.hidden
+        slowed, interfere = session.allocator.slowed, running.interfere
         while (self._coming is not None or jobs) and (now_s := self._next_s()) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
             self._now_s = now_s
             self._happen(now_s)
-            if admission.unsatisfiable:
+            if hidden.unsatisfiable:
                 self._cancel_unsatisfiable(now_s)
             if slowed or interfere:
                 running.heed_neighbours(now_s)
@@ -174,13 +176,13 @@ class Engine:
             next_s = due_s
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
-        again_s = self.session.ask_again_s
+        again_s = self.session.decided.ask_again_s
         if again_s is not None and again_s > self._asked_s:
             next_s = min(next_s, max(again_s, self._now_s))
         return next_s if self._rounds is None else min(next_s, self._next_round_s(self._rounds))
 
     def _next_round_s(self, rounds: RoundTimes) -> float:
-        quiet_until_s = -math.inf if self.session.has_news else self.session.quiet_until_s
+        quiet_until_s = -math.inf if self.session.changes.has_news else self.session.decided.quiet_until_s
         if quiet_until_s == math.inf:
             return math.inf
         return rounds.next_s(max(self._now_s, quiet_until_s))
@@ -189,23 +191,25 @@ class Engine:
         if self._must_ask:
             return True
         if self._least_changes:
-            return len(self.session.changes) >= self._least_changes or self._agenda.next_s() == math.inf
-        if self._rounds is None and self.session.has_news:
+            return (
+                len(self.session.changes.entries) >= self._least_changes or self._agenda.next_s() == math.inf
+            )
+        if self._rounds is None and self.session.changes.has_news:
             return True
-        again_s = self.session.ask_again_s
+        again_s = self.session.decided.ask_again_s
         wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
         if self._rounds is None:
             return wished
         if self.session.jobs and self._rounds.next_s(now_s) <= now_s:
             self._rounds.hold(now_s)  # held or left out: what comes late at this moment waits for the next
-            return wished or self.session.has_news or now_s >= self.session.quiet_until_s
+            return wished or self.session.changes.has_news or now_s >= self.session.decided.quiet_until_s
         return wished
 
     def _is_given_up(self) -> bool:
         """All jobs have come, none will end, and the policy is not asked again or was asked often enough."""
         idle = self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
-        asked_again = self._rounds is not None or self.session.ask_again_s is not None
+        asked_again = self._rounds is not None or self.session.decided.ask_again_s is not None
         return idle and (self._idle_limit.is_reached or not asked_again)
 
     def _stands_still(self, now_s: float) -> bool:
@@ -250,8 +254,8 @@ class Engine:
         self._running.arrive(state)
         if self._order is not None:
             state.arrival = self._order(spec)
-        if state.id in session.admission.held:
-            session.let_go(state.id, now_s)
+        if state.id in session.hidden.held:
+            session.admission.release(state.id, now_s)
         self.log.add(now_s, "submit", state.id, detail=self._describe(state) if self._describe else None)
 
     def _finish(self, job_id: str, now_s: float) -> None:
@@ -279,10 +283,10 @@ class Engine:
         self._node_events_ahead -= 1
         self.log.add(now_s, "node_up" if up else "node_down", detail=compact_json({"node": node}))
         if up:
-            self.session.node_up(node, now_s)
+            self.session.maintenance.node_up(node, now_s)
             return
         saved = self._running.saved_samples(now_s)
-        for job in self.session.node_down(node, now_s):
+        for job in self.session.maintenance.node_down(node, now_s):
             self._running.leave(job.id, now_s)
             job.report_progress(now_s, saved[job.id])
             self.log.add(now_s, "requeue", job.id, gpus=0, samples_done=job.samples_done(now_s))
@@ -308,11 +312,11 @@ class Engine:
             self._running.stop_all(self._stop_all_s, now_s, but={each.job.id for each in transitions})
         if session.usage is not None:
             self._note_teams(now_s)
-        for job_id, said in session.admissions.items():
+        for job_id, said in session.decided.admissions.items():
             if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.log_gpus, detail=words)
-        if session.admission.unsatisfiable:
+        if session.hidden.unsatisfiable:
             self._cancel_unsatisfiable(now_s)
         if self._forecasts is not None:
             for job, detail in self._forecasts.due(session, now_s):
@@ -320,7 +324,9 @@ class Engine:
 
     def _note_teams(self, now_s: float) -> None:
         """Log how teams stand, where that has changed."""
-        standings = [each.model_dump(exclude_defaults=True) for each in self.session.standings(now_s)]
+        standings = [
+            each.model_dump(exclude_defaults=True) for each in self.session.policy_host.standings(now_s)
+        ]
         seen = [{name: value for name, value in each.items() if name in _OF_A_CHANGE} for each in standings]
         if seen != self._teams:
             self._teams = seen
@@ -332,7 +338,7 @@ class Engine:
         left = self._running.leave(job.id, now_s) if before else None
         if step == "reject":
             self.counters.rejected += 1
-            said = self.session.admissions.get(job.id)
+            said = self.session.decided.admissions.get(job.id)
             detail = compact_json({"reason": reason} | ({"admission": said} if said else {}))
             self.log.add(now_s, "reject", job.id, gpus=0, samples_done=done, detail=detail)
             self._tell_progress()

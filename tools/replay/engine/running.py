@@ -69,7 +69,7 @@ class RunningJobs:
 
     def arrive(self, job: JobState) -> None:
         """A job has arrived. Its work is hidden from policies as far as they may not see it."""
-        if self._session.demand == "predicted" or self._reveals_work or job.total_samples is None:
+        if self._session.policy_host.demand == "predicted" or self._reveals_work or job.total_samples is None:
             job.hide_work(self._progress.all_samples(job))
             self._end_samples(job, 0.0)
 
@@ -94,7 +94,7 @@ class RunningJobs:
             return quirks.free_rebatch
         if transition.step != "move" or not quirks.free_moves:
             return False
-        same_type = self._session.speeds.gpu_type_of(transition.before) == job.gpu_type
+        same_type = self._session.cluster.speeds.gpu_type_of(transition.before) == job.gpu_type
         return same_type and shape_of(transition.before) == shape_of(job.placement)
 
     def began_since(self, time_s: float) -> bool:
@@ -171,7 +171,7 @@ class RunningJobs:
             job.end_epoch(held.epoch_end)
         if self.follow_regimes(job, now_s):
             held.speed = job.samples_per_second
-            self._session.slowed.pop(job_id, None)
+            self._session.allocator.slowed.pop(job_id, None)
         job.train_from(now_s, held.speed)
         self._train(job, held, job.samples_done(now_s), now_s)
 
@@ -193,7 +193,7 @@ class RunningJobs:
 
     def heed_neighbours(self, now_s: float) -> None:
         """Change the speed of jobs that gained or lost a neighbour on their GPUs or their network link."""
-        slowed = self._session.slowed
+        slowed = self._session.allocator.slowed
         for job_id, rate in slowed.items():
             if (held := self._held.get(job_id)) is not None:
                 held.speed = rate
@@ -264,7 +264,7 @@ class RunningJobs:
 
     def _observation(self, job: JobState, speed: float) -> Observation | None:
         """The step that the throughput model gives. None if the job does not train, or states no batch."""
-        plan = self._session.speeds.batch_plan(job)
+        plan = self._session.cluster.speeds.batch_plan(job)
         if plan is None or speed <= 0:
             return None
         shape = tuple(sorted((count for _, count in job.placement), reverse=True))

@@ -75,9 +75,9 @@ class Decisions:
         session, interval_s = self.session, self.session.policy.default_interval_s
         next_s = float("inf")
         if interval_s is not None and session.jobs:
-            quiet_until_s = float("-inf") if session.has_news else session.quiet_until_s
+            quiet_until_s = float("-inf") if session.changes.has_news else session.decided.quiet_until_s
             next_s = max(self.asked_s + interval_s, quiet_until_s)
-        wishes = (session.quarantine.next_s, session.ask_again_s)
+        wishes = (session.quarantine.next_s, session.decided.ask_again_s)
         return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.asked_s)])
 
     def decide(
@@ -100,7 +100,7 @@ class Decisions:
                 raise
             reason = self._report(error, _GOES_ON)
             self._rollback(held, now_s)
-            self.session.turned_away.update(_rejected(done))
+            self.session.book.rejections.update(_rejected(done))
             return reason
         self._reported.clear()
         return found
@@ -127,7 +127,7 @@ class Decisions:
         """What the policy said of jobs that it admitted or rejected, by id; times on the log's clock."""
         return {
             job_id: {name: value + origin_s if name == "end_s" else value for name, value in said.items()}
-            for job_id, said in self.session.admissions.items()
+            for job_id, said in self.session.decided.admissions.items()
         }
 
     def schedule_of(self, done: Iterable[Transition], now_s: float) -> Schedule:
@@ -166,7 +166,7 @@ class Decisions:
             wanted = (place, batch or job.global_batch, beside)
             if (job.placement, job.global_batch, job.beside) != wanted:
                 changed.append(AllocationUpdate(job.id, place, batch, job.servers, beside))
-        self.session.put_back(changed, now_s)
+        self.session.rollback(changed, now_s)
 
 
 def _rejected(done: Iterable[Transition]) -> tuple[tuple[str, str], ...]:
@@ -200,7 +200,9 @@ class Arrivals:
         self._origin_s = origin_s
         # Jobs of the schedule that are still to come, in order of their times.
         self.ahead = sorted(ahead, key=lambda job: (job.submit_time, job.id))
-        self._check = JobCheck(session.cluster, session.speeds, session.policy, session.demand)
+        self._check = JobCheck(
+            session.cluster.spec, session.cluster.speeds, session.policy, session.policy_host.demand
+        )
         # Jobs that could not be taken up for an error, with the reasons.
         self._refused: dict[str, str] = {}
         self._faults = Faults(state.dirs.path, self._refused.setdefault)
@@ -277,12 +279,12 @@ class Arrivals:
 
     def submit_event(self, state: JobState) -> Event:
         """The event of a job that the session has taken up, or turned away on arrival."""
-        known = state.id not in self._session.turned_away
+        known = state.id not in self._session.book.rejections
         return self._event(state.spec, self._detail(state) if known else None)
 
     def _detail(self, state: JobState) -> dict[str, Any]:
-        detail = submit_detail(state, self._session.speeds)
-        rates = self._session.policy.promised_rates(state, self._session.speeds)
+        detail = submit_detail(state, self._session.cluster.speeds)
+        rates = self._session.policy.promised_rates(state, self._session.cluster.speeds)
         return {**detail, "rates": rates} if rates else detail
 
     def _event(self, job: Job, detail: Mapping[str, Any] | None = None) -> Event:
@@ -302,7 +304,7 @@ class Arrivals:
 
     def _in_team(self, job: Job) -> Job:
         """A job that was submitted before there was a cluster here joins the team of its user now."""
-        shares = self._session.cluster.shares
+        shares = self._session.cluster.spec.shares
         if shares is None or job.id in self._submitters:
             return job
         try:
@@ -317,13 +319,13 @@ class Arrivals:
         now, session = self._clock(), self._session
         now_s = now - self._origin_s
         with self._faults.of(job.id):
-            state = session.take_up(job, now_s)
+            state = session.submit_accepted(job, now_s)
             reason = self._refused.get(job.id) or self._check.refusal(job)
             if state is not None and reason is None:
                 return [self.submit_event(state)]
             if state is not None:
-                session.turn_away(job.id, now_s, str(reason))
-        reason = self._refused.pop(job.id, None) or session.turned_away.pop(job.id, "")
+                session.reject(job.id, now_s, str(reason))
+        reason = self._refused.pop(job.id, None) or session.book.rejections.pop(job.id, "")
         if job.id in session.jobs:
             session.end(job.id, now_s, "rejected")
         return [self._event(job), reject_event(job.id, now, reason)]
@@ -333,7 +335,7 @@ class Arrivals:
         rigid, given = self._session.policy.elasticity == "none", self._feasible(given)
         order = given.order
         events = order_events(*given, now, self._state.log, rigid=rigid)
-        if order.node is None or any(node.name == order.node for node in self._session.nodes):
+        if order.node is None or any(node.name == order.node for node in self._session.cluster.nodes):
             for event in events:
                 apply_events(self._session, [replace(event, time=now - self._origin_s)])
         if order.from_start and order.job is not None:
@@ -345,7 +347,7 @@ class Arrivals:
         order, job = given.order, self._session.jobs.get(given.order.job or "")
         if job is None or not order.changes:
             return given
-        if self._session.state_as(updated_if_valid(job.spec, order.changes)) is not None:
+        if self._session.book.state_as(updated_if_valid(job.spec, order.changes)) is not None:
             return given
         _log.warning("job %s stays as it is, the cluster cannot run what an update asks for", job.id)
         return given._replace(order=order.model_copy(update={"changes": {}}))

@@ -179,7 +179,7 @@ class PreparedRun:
             _log.warning(
                 'policy "%s" packs jobs, and this backend gives a GPU to one: none share', policy.name
             )
-        known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
+        known = {*session.jobs, *session.book.ended, *(verdict.job for verdict in found.rejected)}
         loop = self._loop(state, session, known, follow=follow)
         if self.resumed:
             loop.carry_on()
@@ -205,10 +205,10 @@ class PreparedRun:
         found = self.schedule
         origin_s = origin(found.time, self.clock(), state.log.origin_s)
         basis = Basis.of(found.cluster, _profile(found), origin_s)
-        new = partial(session_for_run, session.policy, found.cluster, session.speeds.throughput)
+        new = partial(session_for_run, session.policy, found.cluster, session.cluster.speeds.throughput)
         state.rebuilding = Rebuilding(basis, new)
         if not self.executor.backend.shares_slots:
-            session.give_gpus_to_one_job()
+            session.separate_all()
         return Loop(
             *(state, found, session, self.executor),
             clock=self.clock,
@@ -232,7 +232,7 @@ class PreparedRun:
             source=source,
             saved=kept,
         )
-        check_demand([job.spec for job in session.jobs.values()], policy, source, session.demand)
+        check_demand([job.spec for job in session.jobs.values()], policy, source, session.policy_host.demand)
         return session
 
     def _begin(self, state: State, interval_s: float | None, bounds: PromisedBounds | None = None) -> None:

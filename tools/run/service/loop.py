@@ -165,7 +165,7 @@ class Loop:
         self._schedule_file = ScheduleFile(state.dirs.schedule)
         self._origin_s = origin_s
         spec_of = partial(spec_on_clock, state.log, origin_s=origin_s)
-        session.ended = self._ended = states_kept_small(session.ended, spec_of)
+        session.book.ended = self._ended = states_kept_small(session.book.ended, spec_of)
         self._retries = retries
         # When limits are looked at again.
         self._limits_s = 0.0
@@ -205,9 +205,9 @@ class Loop:
     def begin(self) -> None:
         """Execute the schedule's own decision, right after which the session stands."""
         now, found = self.clock(), self._schedule
-        known = (*self.session.jobs.values(), *self.session.ended.values())
+        known = (*self.session.jobs.values(), *self.session.book.ended.values())
         submitted = [self._arrivals.submit_event(job) for job in sorted(known, key=lambda job: job.arrival)]
-        self.session.turned_away.clear()  # the schedule's own verdicts say so
+        self.session.book.rejections.clear()  # the schedule's own verdicts say so
         rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in found.rejected]
         before = [self._schedules_decision(now), *submitted, *rejected]
         given = {allocation.job: allocation for allocation in found.given()}
@@ -218,7 +218,7 @@ class Loop:
         """Take over what an earlier process left and the executor has adopted."""
         lost = [job_id for job_id in self.state.log.active if job_id not in self.session.jobs]
         for job_id in lost:
-            self._given_up[job_id] = self.session.turned_away.pop(job_id, "it cannot be taken up again")
+            self._given_up[job_id] = self.session.book.rejections.pop(job_id, "it cannot be taken up again")
         self._end_given_up()
         self._ask = True
 
@@ -269,7 +269,7 @@ class Loop:
         self.state.record(here)
         happened |= bool(here)
         happened |= self._poll_requests(self.clock())
-        if self.session.admission.unsatisfiable:
+        if self.session.hidden.unsatisfiable:
             self._cancel_unsatisfiable()
         if happened or self._now() >= self._decisions.ask_at_s():
             self._decide(self._decisions)
@@ -416,9 +416,9 @@ class Loop:
             return False
         hidden, slow = session.quarantine.hidden_from(job.id), node_of(found.slot)
         free = {
-            node.name: session.free.free_on(node.name) - hidden.get(node.name, 0)
-            for node in session.nodes
-            if node.gpu_type == job.gpu_type and node.name not in session.admission.drained
+            node.name: session.cluster.free.free_on(node.name) - hidden.get(node.name, 0)
+            for node in session.cluster.nodes
+            if node.gpu_type == job.gpu_type and node.name not in session.cluster.drained
         }
         own = dict(job.placement)
         nodes = sorted(
@@ -506,14 +506,14 @@ class Loop:
 
     def _put_ended_away(self) -> None:
         """Keep ended jobs as text, except those whose end the policy has not seen."""
-        unheard = {change.job.id for change in self.session.changes if change.job is not None}
+        unheard = {change.job.id for change in self.session.changes.entries if change.job is not None}
         self._ended.put_away(self._ended.made() - unheard)
 
     def _end_turned_away(self, reason: str, now: float) -> None:
         """Reject the jobs that the policy turned away before it failed."""
         for job_id in sorted(self.state.log.active.keys() - self.session.jobs.keys()):
             self._stop(job_id)
-            self.state.record([reject_event(job_id, now, self.session.turned_away.pop(job_id, reason))])
+            self.state.record([reject_event(job_id, now, self.session.book.rejections.pop(job_id, reason))])
 
     def _stop(self, job_id: str) -> None:
         """Make a job hold nothing; the next turns stop its workers."""

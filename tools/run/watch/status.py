@@ -590,7 +590,7 @@ class LiveState:
         """
         times = self._moments(moments)
         policy = make_policy(self.policy.policy, self.policy.parameters)
-        new = session_for_run(policy, session.cluster, session.speeds.throughput, session.seed)
+        new = session_for_run(policy, session.cluster.spec, session.cluster.speeds.throughput, session.seed)
         fold, log = SessionFold(new, str(self._dirs.events)), RunLog()
         for event in self.events():
             while times and event.time > times[0]:
@@ -615,6 +615,6 @@ class LiveState:
 
 def _at(fold: SessionFold, time_s: float) -> Session:
     found = copy_of(fold.finish())
-    found.carry(None)
-    found.advance(time_s)
+    found.restore_state(None)
+    found.cluster.at(time_s)
     return found

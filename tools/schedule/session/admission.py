@@ -1,24 +1,27 @@
-"""What operators have commanded, the limits of users and arrays, and jobs that wait for other jobs.
+"""Which jobs the policy sees: holds, limits of users and arrays, jobs that wait for other jobs.
 
-Policies need no code for any of it: it is hidden from them. A job that is held, over its user's or its
-array's limit, that waits for another job, or that needs no GPU is not in the snapshot. A drained node is
-down. A job that may finish on a drained node is *bound* to it: it is hidden, too, and its GPUs on other nodes
-are out of service until it ends.
+Policies need no code for any of it: a job that is held, over its user's or its array's limit, that waits for
+another job, or that needs no GPU is not in the snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pliant.schemas.cluster import UserLimit
 from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.text import counted, in_gpus
-from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.session.book import JobBook
+from pliant.tools.schedule.session.changes import ChangeLog
+from pliant.tools.schedule.session.cluster import ClusterNodes
+from pliant.tools.schedule.session.dependencies import wait_of
+from pliant.tools.schedule.session.hidden import HiddenJobs
+from pliant.tools.schedule.session.part import Part
 
 OVER_LIMIT: Final = "beyond the limit of"
-"""Reasons of jobs that wait for their user's limit begin so."""
+"""Beginning of the reason of a job that waits for a limit."""
 
 
 def first_holder(job: Job) -> str:
@@ -26,123 +29,175 @@ def first_holder(job: Job) -> str:
     return job.user or "its submitter"
 
 
-class Admission:
-    """What is in force; ``ClusterState`` carries it out.
+class Admission(Part[HiddenJobs]):
+    """Shows jobs to the policy, and hides them."""
 
-    A job is held, awaiting, in line or limited, never two of them; it is bound only while it holds GPUs on a
-    drained node.
-    """
-
-    def __init__(self) -> None:
-        # Active jobs that get no GPUs, and the user who holds them.
-        self.held: dict[str, str] = {}
-        # Nodes that get no further work, and whether their jobs must leave at the next decision.
-        self.drained: dict[str, bool] = {}
-        # Jobs that keep their GPUs until they end, and the node that they finish on.
-        self.bound: dict[str, str] = {}
-        # Jobs that wait for other jobs to end, and for which, in words.
-        self.awaiting: dict[str, str] = {}
-        # Those of them that can never start, and why.
-        self.unsatisfiable: dict[str, str] = {}
-        # Jobs over the limit of their array, and the limit in words.
-        self.in_line: dict[str, str] = {}
-        # Jobs over their user's limit, and the limit in words.
-        self.limited: dict[str, str] = {}
-        # Active jobs that need no GPU. The session places them beside what the policy decides.
-        self.on_cpus: dict[str, bool] = {}
-        # Drained nodes that are down, and since when.
-        self.vanished: dict[str, float] = {}
+    def __init__(self, cluster: ClusterNodes, book: JobBook, changes: ChangeLog, hidden: HiddenJobs) -> None:
+        self.state = hidden
+        self._cluster = cluster
+        self._book = book
+        self._jobs = book.active
+        self._changes = changes
 
     @property
-    def hide_jobs(self) -> bool:
-        return bool(self.held or self.bound or self.limited or self.awaiting or self.in_line or self.on_cpus)
+    def visible_jobs(self) -> Mapping[str, JobState]:
+        """Active jobs that the policy sees, in order of submission."""
+        hidden = self.state
+        if not hidden.any:
+            return self._jobs
+        return {job_id: job for job_id, job in self._jobs.items() if not hidden.hides(job_id)}
 
-    def hides(self, job_id: str) -> bool:
-        hidden = job_id in self.held or job_id in self.bound or job_id in self.on_cpus
-        return hidden or self.keeps_waiting(job_id)
+    # Users and operators hold and release jobs, and give them priorities.
 
-    def keeps_waiting(self, job_id: str) -> bool:
-        """Whether a job waits for another one or for room within a limit."""
-        return job_id in self.limited or job_id in self.awaiting or job_id in self.in_line
+    def hold(self, job_id: str, time_s: float, by: str) -> None:
+        """A job gives up its GPUs at the next decision and gets none; the policy sees it cancelled.
 
-    def let_in(self, job_id: str) -> None:
-        """A job waits for no other one and for no limit."""
-        for hidden in (self.awaiting, self.unsatisfiable, self.in_line, self.limited):
-            hidden.pop(job_id, None)
+        :param by: who asked for it.
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self._jobs[job_id], self._cluster.at(time_s)
+        self._changes.note("cancelled", time_s, job=job)
+        self.state.held[job_id] = by
+        self.state.let_in(job_id)
+        self.admit_after(job.spec, time_s)
 
-    def forget(self, job_id: str) -> None:
-        self.let_in(job_id)
-        for hidden in (self.held, self.bound, self.on_cpus):
-            hidden.pop(job_id, None)
+    def release(self, job_id: str, time_s: float) -> None:
+        """A held job arrives again, for the policy. Any other job is left as it is.
 
-    def must_wait(self) -> Iterator[str]:
-        """Jobs that may hold no GPUs."""
-        return chain(self.held, self.awaiting, self.in_line, self.limited)
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self._jobs[job_id], self._cluster.at(time_s)
+        if self.state.held.pop(job_id, None) is not None:
+            self.arrive(job, time_s)
 
-    def in_service(self, placement: NodeGpus) -> NodeGpus:
-        """The part of a placement on nodes that are not drained."""
-        if not self.drained:
-            return placement
-        return tuple((name, count) for name, count in placement if name not in self.drained)
+    def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
+        """Change the priority of a job.
 
-    def binding(self, job: JobState) -> str | None:
-        """The drained node that a job may finish on; None if it holds none, or must leave one."""
-        held = [name for name, _ in job.placement if name in self.drained]
-        return held[0] if held and not any(self.drained[name] for name in held) else None
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self._jobs[job_id], self._cluster.at(time_s)
+        if priority != job.priority:
+            job.spec = job.spec.model_copy(update={"priority": priority})
+            job.priority = priority
+            self._changes.note("priority", time_s, job=job)
+            self._admit_user(job.spec.user, time_s)
 
-    def must_be_left(self) -> set[str]:
-        return {name for name, at_once in self.drained.items() if at_once}
+    # Jobs arrive, and others have left.
 
-    def limit(self, job: JobState, limit: UserLimit) -> None:
-        """A job waits until its user's limit has room for it."""
-        user = job.spec.user
-        who = f"user {user}" if user else "jobs that name no user"
-        parts = [in_gpus(limit.gpus)] if limit.gpus is not None else []
-        parts += [counted(limit.jobs, "job")] if limit.jobs is not None else []
-        self.limited[job.id] = f"{OVER_LIMIT} {who}: {', '.join(parts)}"
+    def arrive(self, job: JobState, time_s: float) -> None:
+        """The policy sees a new job only once it waits for no other one and the limits have room for it."""
+        wait = wait_of(job.spec, self._book.outcome) if job.spec.after else None
+        array = job.spec.array
+        if wait is not None:
+            self.state.awaiting[job.id] = wait.words
+            if wait.is_unsatisfiable:
+                self.state.unsatisfiable[job.id] = wait.words
+        elif array is not None and array.limit is not None:
+            limit = f"{OVER_LIMIT} array {array.name}: {counted(array.limit, 'job')} at a time"
+            self.state.in_line[job.id] = limit
+            self._admit_array(array, time_s)
+        else:
+            self._admit(job, time_s)
 
-    def line_up(self, job: JobState, array: ArrayPlace) -> None:
-        """A job waits until its array's limit has room for it."""
-        self.in_line[job.id] = (
-            f"{OVER_LIMIT} array {array.name}: {counted(array.limit or 0, 'job')} at a time"
-        )
+    def readmit(self, job: JobState, time_s: float, *, more: bool) -> None:
+        """A job that the policy has seen cancelled arrives again, as it asks for something else.
 
-    def next_in_line(self, jobs: Iterable[JobState], name: str) -> list[JobState]:
+        :param more: for more GPUs than before, which its user's limit may have no room for.
+        """
+        if self.state.keeps_waiting(job.id):
+            self.state.let_in(job.id)
+            self.arrive(job, time_s)
+        else:
+            self._admit(job, time_s, was_admitted=True, more=more)
+
+    def admit_after(self, left: Job, time_s: float) -> None:
+        """A job has ended, or is held: those that waited for it or for its room are admitted."""
+        waiting = self.state.awaiting
+        for job_id in [job_id for job_id in waiting if left.id in self._jobs[job_id].spec.after]:
+            self.state.let_in(job_id)
+            self.arrive(self._jobs[job_id], time_s)
+        if left.array is not None and self.state.in_line:
+            self._admit_array(left.array, time_s)
+        self._admit_user(left.user, time_s)
+
+    def _admit_array(self, array: ArrayPlace, time_s: float) -> None:
+        for job in self._next_in_line(array.name):
+            del self.state.in_line[job.id]
+            self._admit(job, time_s)
+
+    def _admit(self, job: JobState, time_s: float, *, was_admitted: bool = False, more: bool = False) -> None:
+        """The policy sees a job once its user's limit has room for it.
+
+        :param was_admitted: it is within the limit, and stays unless it asks for ``more`` than there is room
+            for.
+        """
+        user, cluster = job.spec.user, self._cluster.spec
+        limit = cluster.limit_of(user) if cluster.user_limits else None
+        if limit is None:
+            self._changes.note("arrived", time_s, job=job)
+            return
+        if limit.gpus is not None:
+            job.most = job.spec.gpus.requested
+        if was_admitted and not (more and self._exceeds(user, limit)):
+            self._changes.note("arrived", time_s, job=job)
+        else:
+            self.state.limited[job.id] = _in_words(user, limit)
+        self._admit_user(user, time_s)
+
+    def _admit_user(self, user: str, time_s: float) -> None:
+        limit = self._cluster.spec.limit_of(user) if self.state.limited else None
+        if limit is not None:
+            for job in self._within_limit(user, limit):
+                del self.state.limited[job.id]
+                self._changes.note("arrived", time_s, job=job)
+
+    # Limits.
+
+    def _next_in_line(self, name: str) -> list[JobState]:
         """The jobs in line that the limit of their array has room for, in order of priority and arrival."""
-        own = [job for job in jobs if job.spec.array is not None and job.spec.array.name == name]
-        own = [job for job in own if job.id not in self.held and job.id not in self.awaiting]
-        count, found = sum(job.id not in self.in_line for job in own), []
-        for job in sorted((job for job in own if job.id in self.in_line), key=lambda job: job.turn):
+        state = self.state
+        own = [job for job in self._jobs.values() if job.spec.array and job.spec.array.name == name]
+        own = [job for job in own if job.id not in state.held and job.id not in state.awaiting]
+        count, admitted = sum(job.id not in state.in_line for job in own), []
+        for job in sorted((job for job in own if job.id in state.in_line), key=lambda job: job.turn):
             limit = None if job.spec.array is None else job.spec.array.limit
             if limit is not None and count >= limit:
                 break
             count += 1
-            found.append(job)
-        return found
+            admitted.append(job)
+        return admitted
 
-    def within_limit(self, jobs: Iterable[JobState], user: str, limit: UserLimit) -> list[JobState]:
+    def _within_limit(self, user: str, limit: UserLimit) -> list[JobState]:
         """The waiting jobs of a user that the limit has room for, in order of priority and arrival.
 
         No job overtakes one that must wait. What a job requests counts from its arrival, so no decision can
         exceed a limit.
         """
-        own = [job for job in jobs if job.spec.user == user]
-        count, gpus = self._inside(own)
-        found = []
-        for job in sorted((job for job in own if job.id in self.limited), key=lambda job: job.turn):
+        own = [job for job in self._jobs.values() if job.spec.user == user]
+        count, gpus = self._admitted(own)
+        admitted = []
+        for job in sorted((job for job in own if job.id in self.state.limited), key=lambda job: job.turn):
             count, gpus = count + 1, gpus + job.spec.gpus.requested
             if count > (limit.jobs or count) or gpus > (limit.gpus or gpus):
                 break
-            found.append(job)
-        return found
+            admitted.append(job)
+        return admitted
 
-    def exceeds(self, jobs: Iterable[JobState], user: str, limit: UserLimit) -> bool:
+    def _exceeds(self, user: str, limit: UserLimit) -> bool:
         """Whether those jobs of a user that do not wait are more than its limit allows."""
-        count, gpus = self._inside(job for job in jobs if job.spec.user == user)
+        count, gpus = self._admitted(job for job in self._jobs.values() if job.spec.user == user)
         return count > (limit.jobs or count) or gpus > (limit.gpus or gpus)
 
-    def _inside(self, own: Iterable[JobState]) -> tuple[int, int]:
+    def _admitted(self, own: Iterable[JobState]) -> tuple[int, int]:
         """How many of these jobs neither wait nor are held, and their GPUs."""
-        kept = (self.held, self.awaiting, self.in_line, self.limited)
-        inside = [job for job in own if not any(job.id in each for each in kept)]
-        return len(inside), sum(max(job.log_gpus, job.spec.gpus.requested) for job in inside)
+        state = self.state
+        waiting = (state.held, state.awaiting, state.in_line, state.limited)
+        admitted = [job for job in own if not any(job.id in jobs for jobs in waiting)]
+        return len(admitted), sum(max(job.log_gpus, job.spec.gpus.requested) for job in admitted)
+
+
+def _in_words(user: str, limit: UserLimit) -> str:
+    who = f"user {user}" if user else "jobs that name no user"
+    parts = [in_gpus(limit.gpus)] if limit.gpus is not None else []
+    parts += [counted(limit.jobs, "job")] if limit.jobs is not None else []
+    return f"{OVER_LIMIT} {who}: {', '.join(parts)}"

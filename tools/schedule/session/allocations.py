@@ -7,7 +7,7 @@ assignment step. A :class:`Transition` is what became of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pliant.tools.schedule.jobs import RUNNING, WAITING, JobState, NodeGpus, Phase, gpus_of
@@ -74,38 +74,6 @@ def set_allocation(job: JobState, time_s: float, place: NodeGpus, servers: NodeG
     job.gpu_type, job.samples_per_second = None, 0.0
 
 
-class DepartedJobs(MutableMapping[str, JobState]):
-    """Jobs that have ended, in a replay that needs no more of them than this: their states are forgotten."""
-
-    def __init__(self, awaited: Collection[str] = ()) -> None:
-        """:param awaited: jobs that others start after; of the rest not even their end is kept."""
-        self._awaited = awaited
-        self._ids: set[str] = set()
-        # Of all these jobs together.
-        self.moves = 0
-
-    def __contains__(self, job_id: object) -> bool:
-        return job_id in self._ids
-
-    def __setitem__(self, job_id: str, job: JobState) -> None:
-        if job_id in self._awaited:
-            self._ids.add(job_id)
-        self.moves += job.moves
-
-    def __getitem__(self, job_id: str) -> JobState:
-        """:raises LookupError: always."""
-        raise LookupError(job_id)
-
-    def __delitem__(self, job_id: str) -> None:
-        self._ids.remove(job_id)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-
 def in_net(transitions: Sequence[Transition]) -> list[Transition]:
     """One transition a job, from what it held first to what it holds now; none if that is the same."""
     by_job: dict[str, list[Transition]] = {}
@@ -133,7 +101,7 @@ def _net(steps: Sequence[Transition]) -> Transition | None:
     return Transition(job, step if job.gpus else "preempt", first.before)
 
 
-def company_in(
+def sharing_in(
     updates: Sequence[AllocationUpdate], jobs: Mapping[str, JobState], room_on: Callable[[str], int]
 ) -> dict[str, str]:
     """The jobs that come to share GPUs, and with which job.
@@ -151,10 +119,10 @@ def company_in(
         if job.frees_gpus(moving):
             for name, count in job.placement:
                 freed[name] += count
-    company: dict[str, str] = {}
+    partners: dict[str, str] = {}
     for job_id, place, beside in ((each.job_id, each.placement, each.beside) for each in updates):
         if beside is not None and place and alone.get(beside) == place:
-            company[job_id] = beside
+            partners[job_id] = beside
             del alone[beside]
             continue
         for name, count in place:
@@ -163,7 +131,7 @@ def company_in(
                 text = f'job "{job_id}" cannot hold {count} GPUs on {name}: they are not there or taken'
                 raise ValueError(text)
         alone[job_id] = place
-    return company
+    return partners
 
 
 def _left_alone(

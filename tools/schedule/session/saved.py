@@ -1,7 +1,7 @@
 """A session rebuilt from a log, as it is kept beside that log, and how it is resumed.
 
-:func:`facts_of` and :func:`states_of` say what is kept, :func:`take_up` is their inverse. All attributes of a
-session, of its admission, and of a job's state are kept, so a new attribute needs no code here.
+:func:`facts_of` and :func:`states_of` say what is kept, :func:`resume` is their inverse. All fields of the
+states of a session's parts, and of a job's record, are kept: a new one needs no code here.
 Most jobs have ended: their states stay bytes in a :class:`LazyDict` until they are asked for.
 """
 
@@ -24,20 +24,26 @@ from pliant.tools.schedule.jobs import (
     BatchChange,
     EpochEnd,
     JobState,
-    NodeState,
     Observation,
     Phase,
-    node_states,
 )
 from pliant.tools.schedule.placement import FreeGpus
+from pliant.tools.schedule.session.book import BookState
+from pliant.tools.schedule.session.changes import ChangesState
+from pliant.tools.schedule.session.cluster import NodesState
+from pliant.tools.schedule.session.hidden import HiddenJobs
+from pliant.tools.schedule.session.quarantine import QuarantineState
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
 
 if TYPE_CHECKING:
     from pliant.schemas.profile import Profile
+    from pliant.tools.schedule.shares import TeamUsage
 
 T = TypeVar("T")
-_FORM: Final = 2
+STATES: Final = (ChangesState, NodesState, QuarantineState, BookState, HiddenJobs)
+"""States of the parts of a session."""
+_FORM: Final = 3
 """Raised when what is kept of jobs says something else than before."""
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes without a default, kept whatever their value."""
@@ -46,16 +52,6 @@ _JOB: Final = tuple(
     for name in JobState.__slots__
     if name not in ("spec", "id", "kind", "requested", "min_gpus", "takes_room")
 )
-_NODE: Final = NodeState.__slots__
-_PARTS: Final = frozenset(
-    (
-        *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
-        *("quarantine", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
-        *("admission", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut"),
-        *("_trims", "_to_come", "_alike", "_outlasts_ends", "_unseen", "_without_at_s"),
-    )
-)
-"""Attributes of a session that its maker gives it, or that are kept in another form."""
 _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
     "phase": Phase,
     "observations": lambda values: tuple(Observation(*each) for each in values),
@@ -91,11 +87,10 @@ class SessionFacts:
     origin_s: float
     events: int
     """How many it has seen."""
-    session: Mapping[str, Any]
-    """Its attributes with plain values."""
-    nodes: Mapping[str, Mapping[str, Any]]
-    """What differs from the cluster."""
-    quarantine: Mapping[str, Any]
+    parts: Mapping[str, Mapping[str, Any]]
+    """The states of its parts, with plain values."""
+    usage: Sequence[Any] | None
+    """What teams have used; None: they do not share the cluster."""
     active: Sequence[str]
     """Job ids, in their order."""
     ended: Sequence[str]
@@ -128,7 +123,7 @@ class SavedSession:
     @property
     def until_s(self) -> float:
         """The time of its last event, on the session's clock."""
-        seen_s: float = self.facts.session["now_s"]
+        seen_s: float = self.facts.parts["changes"]["now_s"]
         return max([seen_s, *(float(event["time"]) for event in self.facts.together)])
 
     def state_of(self, job_id: str, raw: bytes) -> JobState:
@@ -137,77 +132,62 @@ class SavedSession:
 
 def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: int) -> SessionFacts:
     """What to keep of a session that has seen events and decided nothing."""
-    before = session.past.raw if isinstance(session.past, Past) else ()
-    pairs = zip(session.nodes, node_states(session.cluster), strict=True)
-    nodes = {
-        node.name: {slot: found for slot in _NODE if (found := getattr(node, slot)) != getattr(fresh, slot)}
-        for node, fresh in pairs
-    }
+    past = session.changes.past
+    before = past.raw if isinstance(past, Past) else ()
     return SessionFacts(
         inputs=basis.inputs,
         origin_s=basis.origin_s,
         events=events,
-        session={name: _plain(value) for name, value in _own_values(session)},
-        nodes={name: found for name, found in nodes.items() if found},
-        quarantine={name: _plain(value) for name, value in vars(session.quarantine).items()},
+        parts={name: _fields(part.state) for name, part in session.parts.items()},
+        usage=None if session.usage is None else _usage(session.usage),
         active=list(session.jobs),
-        ended=list(session.ended),
-        changes=[*before, *map(_raw_change, session.changes)],
+        ended=list(session.book.ended),
+        changes=[*before, *map(_raw_change, session.changes.entries)],
         together=[{f.name: getattr(event, f.name) for f in fields(event)} for event in together],
     )
 
 
-def _own_values(session: Session) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(session).items():
-        if name == "admission":
-            yield from vars(value).items()
-        elif name == "usage" and value is not None:
-            yield (
-                name,
-                [value.since_s, value.changed_s, *map(_by_owner, (value.gpu_s, value.held, value.changes))],
-            )
-        elif name not in _PARTS:
-            yield name, value
+def _fields(state: Any) -> dict[str, Any]:
+    return {field.name: _plain(getattr(state, field.name)) for field in fields(state)}
 
 
 def states_of(session: Session) -> dict[str, bytes]:
     active = {job_id: encode_state(state) for job_id, state in session.jobs.items()}
-    return active | {job_id: raw_of(session.ended, job_id, encode_state) for job_id in session.ended}
+    ended = session.book.ended
+    return active | {job_id: raw_of(ended, job_id, encode_state) for job_id in ended}
 
 
-def take_up(session: Session, saved: SavedSession) -> list[Event]:
+def resume(session: Session, saved: SavedSession) -> list[Event]:
     """Bring a session without jobs to the saved point; returns the events yet to be applied."""
-    facts, spec_of, capacities = saved.facts, saved.spec_of, session.capacities
+    facts, spec_of, capacities = saved.facts, saved.spec_of, session.cluster.capacities
     saved = replace(saved, spec_of=lambda job_id: capacities.without_what_never_fits(spec_of(job_id)))
-    for name, values in facts.nodes.items():
-        for slot, value in values.items():
-            setattr(session.free.node(name), slot, _shaped(value))
-    session.free = FreeGpus(session.nodes)
-    admission = vars(session.admission)
-    for name, value in facts.session.items():
-        if name == "usage":
-            _take_up_usage(session, value)
-            continue
-        (admission if name in admission else vars(session))[name] = _shaped(value)
-    vars(session.quarantine).update({name: _shaped(value) for name, value in facts.quarantine.items()})
-    session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
+    for name, part in session.parts.items():
+        values = facts.parts[name]
+        part.restore(type(part.state)(**{field: _shaped(value) for field, value in values.items()}))
+    if session.usage is not None and facts.usage is not None:
+        _restore_usage(session.usage, facts.usage)
+    session.jobs.update({job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active})
     ended = {job_id: saved.jobs[job_id] for job_id in facts.ended}
-    session.ended = states_kept_small(ended, saved.spec_of)
+    session.book.ended = states_kept_small(ended, saved.spec_of)
     for state in session.jobs.values():
-        session.free.take(session.counted(state))
-    session.past = Past(facts.changes, ChainMap(session.jobs, session.ended), session.free)
+        session.cluster.free.take(session.maintenance.counted(state))
+    known = ChainMap(session.jobs, session.book.ended)
+    session.changes.past = Past(facts.changes, known, session.cluster.free)
     return [Event(**{**each, "placement": _shaped(each["placement"])}) for each in facts.together]
+
+
+def _usage(usage: TeamUsage) -> list[Any]:
+    return [usage.since_s, usage.changed_s, *map(_by_owner, (usage.gpu_s, usage.held, usage.changes))]
 
 
 def _by_owner(values: Mapping[Owner, float]) -> list[list[Any]]:
     return [[*owner, value] for owner, value in values.items()]
 
 
-def _take_up_usage(session: Session, value: Any) -> None:
-    if session.usage is not None:
-        session.usage.since_s, session.usage.changed_s, *tables = value
-        found = [{Owner(team, user): value for team, user, value in table} for table in tables]
-        session.usage.gpu_s, session.usage.held, session.usage.changes = found
+def _restore_usage(usage: TeamUsage, values: Sequence[Any]) -> None:
+    usage.since_s, usage.changed_s, *tables = values
+    by_owner = [{Owner(team, user): value for team, user, value in table} for table in tables]
+    usage.gpu_s, usage.held, usage.changes = by_owner
 
 
 def states_kept_small(

@@ -191,31 +191,33 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
         held.time_s = time_s = each.submit_time
         ends = {state.id: state.finish_time_s() for state in held.jobs.values()}
         done = [job_id for job_id, end_s in ends.items() if end_s is not None and end_s <= time_s]
-        happened = [methodcaller("end", job_id, time_s) for job_id in done]
+        happened: list[Callable[[Session], object]] = [methodcaller("end", job_id, time_s) for job_id in done]
         happened.append(methodcaller("submit", each, time_s))
         happened += _ordered(held, position, done)
-        for tell in happened:
-            tell(held.session)
+        for apply in happened:
+            apply(held.session)
         held.decide()
         updates = [AllocationUpdate.of(state) for state in held.jobs.values()]
-        history += [*happened, methodcaller("adopt", updates, time_s)]
-        history += [partial(_turn_away, job_id=job_id, time_s=time_s) for job_id in held.session.ended]
+        history += [*happened, methodcaller("set_allocations", updates, time_s)]
+        history += [partial(_reject, job_id=job_id, time_s=time_s) for job_id in held.session.book.ended]
     return {state.id: (state.placement, state.global_batch) for state in held.jobs.values()}
 
 
-def _ordered(held: CheckedSession, position: int, done: list[str]) -> list[methodcaller]:
+def _ordered(held: CheckedSession, position: int, done: list[str]) -> list[Callable[[Session], object]]:
     """Some arrivals change a priority, hold a job, or release one."""
-    active = [job_id for job_id in held.session.in_play if job_id not in done]
+    time_s, active = held.time_s, [job_id for job_id in held.session.in_play if job_id not in done]
     if position % 6 == 0 and active:
-        return [methodcaller("prioritize", active[-1], held.time_s, position % 4 - 1.0)]
+        priority = position % 4 - 1.0
+        return [lambda session: session.admission.prioritize(active[-1], time_s, priority)]
     if position % 6 == 2 and active:
-        return [methodcaller("hold_back", active[0], held.time_s, "its owner")]
-    if position % 6 == 5 and held.session.admission.held:
-        return [methodcaller("let_go", next(iter(held.session.admission.held)), held.time_s)]
+        return [lambda session: session.admission.hold(active[0], time_s, "its owner")]
+    if position % 6 == 5 and held.session.hidden.held:
+        job_id = next(iter(held.session.hidden.held))
+        return [lambda session: session.admission.release(job_id, time_s)]
     return []
 
 
-def _turn_away(session: Session, job_id: str, time_s: float) -> None:
+def _reject(session: Session, job_id: str, time_s: float) -> None:
     if job_id in session.jobs:
         session.end(job_id, time_s, "rejected")
 
@@ -223,26 +225,26 @@ def _turn_away(session: Session, job_id: str, time_s: float) -> None:
 def _reopened(
     make: Factory, held: CheckedSession, history: Iterable[Callable[[Session], object]], how: str
 ) -> CheckedSession:
-    again = CheckedSession(make(), held.session.cluster)
+    again = CheckedSession(make(), held.session.cluster.spec)
     again.time_s = held.time_s
-    for tell in history:
-        tell(again.session)
+    for apply in history:
+        apply(again.session)
     if how == "carried":
-        text = held.session.policy_state().model_dump_json()
-        again.session.carry(PolicyState.model_validate_json(text))
+        text = held.session.policy_host.policy_state().model_dump_json()
+        again.session.restore_state(PolicyState.model_validate_json(text))
     return again
 
 
 def check_a_vanishing_node(make: Factory) -> None:
     """A node goes down with its jobs and comes back: none holds it meanwhile, all end."""
     held = _decided(make, cluster(node(4, 3)), _of_known_work(12))
-    name = held.session.nodes[1].name
+    name = held.session.cluster.nodes[1].name
     held.time_s = 10.0
-    held.session.node_down(name, held.time_s)
+    held.session.maintenance.node_down(name, held.time_s)
     held.decide()
     require(any(_held_gpus(held)), "one node of three went down and no job runs")
     held.time_s = 20.0
-    held.session.node_up(name, held.time_s)
+    held.session.maintenance.node_up(name, held.time_s)
     _run_out(held)
     require(not held.jobs, f"after the node came back, these jobs never end: {', '.join(sorted(held.jobs))}")
 
@@ -252,10 +254,10 @@ def check_a_held_job(make: Factory) -> None:
     held = _decided(make, cluster(node(4, 2)), _of_known_work(12))
     job_id = next(state.id for state in held.jobs.values() if state.gpus)
     held.time_s = 10.0
-    held.session.hold_back(job_id, held.time_s, "its owner")
+    held.session.admission.hold(job_id, held.time_s, "its owner")
     _run_out(held)
     require(set(held.jobs) == {job_id}, f"beside a job that is held, these never end: {sorted(held.jobs)}")
-    held.session.let_go(job_id, held.time_s)
+    held.session.admission.release(job_id, held.time_s)
     _run_out(held)
     require(not held.jobs, f"job {job_id} never ends after it was held")
 

@@ -145,7 +145,7 @@ class CheckedSession:
         self._check_nodes()
         self._check_drained(before)
         self._check_teams(teams)
-        for job_id, place in () if self.session.admission.drained else stay.items():
+        for job_id, place in () if self.session.cluster.drained else stay.items():
             moved = job_id in self.jobs and self.jobs[job_id].placement != place
             require(not moved, f"{job_id} cannot save and does not keep {place}")
         for state in self.jobs.values():
@@ -158,7 +158,7 @@ class CheckedSession:
         return next_s is not None
 
     def _check_drained(self, before: Mapping[str, Mapping[str, int]]) -> None:
-        for name, at_once in self.session.admission.drained.items():
+        for name, at_once in self.session.cluster.drained.items():
             for state in self.jobs.values():
                 held = dict(state.placement).get(name, 0)
                 most = 0 if at_once else before.get(state.id, {}).get(name, 0)
@@ -166,7 +166,7 @@ class CheckedSession:
 
     def _gpus_of_teams(self) -> Counter[tuple[str, str]]:
         """GPUs by team and type ("*": of any) that jobs hold, those that finish on drained nodes included."""
-        found, shares = Counter[tuple[str, str]](), self.session.cluster.shares
+        found, shares = Counter[tuple[str, str]](), self.session.cluster.spec.shares
         for state in self.jobs.values() if shares is not None else ():
             if shares is not None and state.gpus and state.counts_gpus:
                 for kind in (ANY_TYPE, state.gpu_type or ""):
@@ -175,10 +175,10 @@ class CheckedSession:
 
     def _check_teams(self, before: Counter[tuple[str, str]]) -> None:
         """No team exceeds its maximum; one that may not borrow gets no more than its own."""
-        shares, now = self.session.cluster.shares, self._gpus_of_teams()
+        shares, now = self.session.cluster.spec.shares, self._gpus_of_teams()
         if shares is None:
             return
-        standings = self.session.standings(self.time_s)
+        standings = self.session.policy_host.standings(self.time_s)
         for name, team in shares.teams.items():
             for kind, most in team.max.items():
                 held = now[name, kind]
@@ -190,24 +190,24 @@ class CheckedSession:
     def _check_nodes(self) -> None:
         held: Counter[str] = Counter()
         for state in self.jobs.values():
-            for name, count in self.session.counted(state):
+            for name, count in self.session.maintenance.counted(state):
                 held[name] += count
-        for each in self.session.nodes:
+        for each in self.session.cluster.nodes:
             most = each.gpus if each.up else 0
             given = held.pop(each.name, 0)
             require(given <= most, f"{given} GPUs of node {each.name} are given away, it has {most}")
-            free = self.session.free.free_on(each.name)
+            free = self.session.cluster.free.free_on(each.name)
             require(free == most - given, f"{free} GPUs of node {each.name} are free, {given} of {most} held")
         require(not held, f"GPUs of nodes that do not exist are given away: {sorted(held)}")
 
 
 def _check_job(session: Session, state: JobState) -> None:
     placed = sum(count for _, count in state.placement)
-    require(not state.gpus or state.id not in session.admission.held, f"{state.id} is held and holds GPUs")
+    require(not state.gpus or state.id not in session.hidden.held, f"{state.id} is held and holds GPUs")
     require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but is placed on {placed}")
     if not state.gpus or not state.requested:
         return
-    low, high = state.spec.min_gpus, state.max_gpus(session.cluster.total_gpus)
+    low, high = state.spec.min_gpus, state.max_gpus(session.cluster.spec.total_gpus)
     require(low <= state.gpus <= high, f"{state.id} got {state.gpus} GPUs, its limits are {low} to {high}")
     rigid = "none" in (state.spec.elastic, session.policy.elasticity)
     asked = state.spec.gpus.requested
@@ -216,11 +216,11 @@ def _check_job(session: Session, state: JobState) -> None:
     require(state.gpus % each == 0, f"{state.id} got {state.gpus} GPUs, its replicas have {each} each")
     own = state.spec.gpus
     require(own.allows(state.gpus), f"{state.id} got {state.gpus} GPUs, its sizes are {own.sizes}")
-    split = session.free.splits(state.placement, each)
+    split = session.cluster.free.splits(state.placement, each)
     require(not split, f"{state.id} has a replica of {each} GPUs on several nodes: {state.placement}")
     _check_company(session, state)
-    nodes = [session.free.node(name) for name, _ in state.placement]
-    constraint = constraint_of(state.spec, session.speeds.gpu_types)
+    nodes = [session.cluster.free.node(name) for name, _ in state.placement]
+    constraint = constraint_of(state.spec, session.cluster.speeds.gpu_types)
     allowed = constraint is None or all(map(constraint.allows, nodes))
     require(allowed, f"{state.id} may run on {constraint and constraint.words}, and is on {state.placement}")
     types = {node.gpu_type for node in nodes}
@@ -360,13 +360,15 @@ def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
         each = pool.pop(op.index % len(pool))
         held.session.submit(each.model_copy(update={"submit_time": held.time_s}), held.time_s)
     elif op.kind == "revive":
-        ended = sorted(each for each in held.session.ended if held.session.fell.get(each) != "rejected")
+        ended = sorted(
+            each for each in held.session.book.ended if held.session.book.outcomes.get(each) != "rejected"
+        )
         for job_id in ended[op.index % max(1, len(ended)) :][:1]:
             held.session.revive(job_id, held.time_s)
             held.session.jobs[job_id].report_progress(held.time_s, 0.0)
     elif active:
         _happen_to_job(held, op, active[op.index % len(active)])
-    _happen_to_node(held, op, held.session.nodes[op.index % len(held.session.nodes)].name)
+    _happen_to_node(held, op, held.session.cluster.nodes[op.index % len(held.session.cluster.nodes)].name)
 
 
 def _update(session: Session, job: JobState, op: Op, time_s: float) -> None:
@@ -386,15 +388,15 @@ def _happen_to_node(held: CheckedSession, op: Op, name: str) -> None:
     session, time_s = held.session, held.time_s
     match op.kind:
         case "down":
-            session.node_down(name, time_s)
+            session.maintenance.node_down(name, time_s)
         case "up":
-            session.node_up(name, time_s)
+            session.maintenance.node_up(name, time_s)
         case "drain":
-            session.drain(name, time_s, now=op.index % 2 == 0)
+            session.maintenance.drain(name, time_s, now=op.index % 2 == 0)
         case "resume":
-            session.resume(name, time_s)
-        case "withdraw" if session.free.free_on(name):
-            session.withdraw(f"{name}/{op.index}", time_s, time_s + op.index)
+            session.maintenance.undrain(name, time_s)
+        case "withdraw" if session.cluster.free.free_on(name):
+            session.cluster.withdraw(f"{name}/{op.index}", time_s, time_s + op.index)
 
 
 def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
@@ -403,11 +405,13 @@ def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
         case "hold":
             session.quarantine.hold(job_id, time_s + op.index)
         case "hold_back":
-            session.hold_back(job_id, time_s, "its owner")
-        case "let_go" if session.admission.held:
-            session.let_go(sorted(session.admission.held)[op.index % len(session.admission.held)], time_s)
+            session.admission.hold(job_id, time_s, "its owner")
+        case "let_go" if session.hidden.held:
+            session.admission.release(
+                sorted(session.hidden.held)[op.index % len(session.hidden.held)], time_s
+            )
         case "prioritize":
-            session.prioritize(job_id, time_s, op.index % 5 - 2.0)
+            session.admission.prioritize(job_id, time_s, op.index % 5 - 2.0)
         case "update":
             _update(session, session.jobs[job_id], op, time_s)
         case "lose":

@@ -21,7 +21,7 @@ from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.las import Las
-from pliant.tools.schedule.session.session import IDLE_ROUNDS
+from pliant.tools.schedule.session.idle_limit import IDLE_ROUNDS
 from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Seats, Told, ends, play, story
 
@@ -248,7 +248,7 @@ def test_a_job_on_another_node_has_moved_and_pays_for_it() -> None:
     simulated = SimulatedCluster(rescale_cost=Cost(5))
     engine = play(Seats(orders, again_s=[10]), trace, cluster(1, 1), simulated=simulated)
     assert ends(engine) == {"a": 25}
-    moved = engine.session.ended["a"]
+    moved = engine.session.book.ended["a"]
     assert (moved.moves, moved.rescales) == (1, 0)
     # A job has trained where it moves as its rate changes.
     policy = Told({0: {"a": 1}, 15: {"a": 2}}, again_s=[15])

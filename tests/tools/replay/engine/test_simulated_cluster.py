@@ -181,7 +181,7 @@ def test_failures_are_drawn_or_read_for_each_node() -> None:
         failures.drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
     trace = [job("a", gpus=2, gpu_seconds=100), job("b", at=50, low=1, gpu_seconds=30)]
     held = given(trace, cluster(2))
-    speeds = Session(Fifo(), held.cluster, held.throughput).speeds
+    speeds = Session(Fifo(), held.cluster, held.throughput).cluster.speeds
     assert failures.failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
     jobs = [*held.jobs, job("c", gpus=0, gpu_seconds=400)]  # on four nodes
     assert failures.failures_end_s(jobs, speeds, SampleProgress(), 4) == 50 + 130 + 2 * 400 / 4 + 2 * 400

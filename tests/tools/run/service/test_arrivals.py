@@ -157,7 +157,11 @@ def test_jobs_that_cannot_be_served_are_rejected(tmp_path: Path, monkeypatch: py
             "broken": ("rejected", "internal error: ZeroDivisionError: division by zero"),
             "a": ("waiting", ""),
         }
-        assert ([*session.jobs], [*session.ended], session.turned_away) == (["a"], ["large", "broken"], {})
+        assert ([*session.jobs], [*session.book.ended], session.book.rejections) == (
+            ["a"],
+            ["large", "broken"],
+            {},
+        )
 
 
 # What the answer to a submission says, and names that are free.

@@ -31,7 +31,7 @@ from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.session import session as patience
+from pliant.tools.schedule.session import idle_limit
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, until
 from tests.tools.schedule.histories import decide_from
@@ -216,7 +216,7 @@ def test_a_policy_that_starts_nothing_is_given_up(site: Site, monkeypatch: pytes
     monkeypatch.setattr(Fifo, "decide", lambda self, snapshot, rng: Decision())
     if rounds:
         monkeypatch.setattr(Fifo, "default_interval_s", 0.001)
-        monkeypatch.setattr(patience, "IDLE_ROUNDS", rounds)
+        monkeypatch.setattr(idle_limit, "IDLE_ROUNDS", rounds)
     with pytest.raises(InfeasibleError, match='job "a" is left: policy "fifo" never starts it'):
         run_until_done(site.options("fifo"), silent)
     decisions = [event.event for event in site.events()].count("decision")

@@ -310,13 +310,13 @@ class World:
         events = on_clock(read_events(self.dirs.events), log.origin_s)
         speeds = throughput_for(None, self.cluster)
         again = session_from_events(events, make_policy(self.policy), self.cluster, speeds)
-        again.advance(session.now_s)
+        again.cluster.at(session.changes.state.now_s)
         assert placed(again) == placed(session)
         assert seen_of_nodes(again) == seen_of_nodes(session)
         assert again.quarantine.out_of_service.keys() == session.quarantine.out_of_service.keys()
-        assert again.ended.keys() == session.ended.keys()
+        assert again.book.ended.keys() == session.book.ended.keys()
         held = {job_id for job_id, job in log.active.items() if job.held is not None}
-        assert again.admission.held.keys() == session.admission.held.keys() == held
+        assert again.hidden.held.keys() == session.hidden.held.keys() == held
 
     def check(self) -> None:
         """Nothing acknowledged is lost, nothing ran twice, all samples count, and the log says so."""
@@ -354,10 +354,10 @@ def placed(session: Session) -> dict[str, tuple[NodeGpus, str | None]]:
 
 
 def seen_of_nodes(session: Session) -> list[tuple[str, bool, int, bool | None]]:
-    drained = session.admission.drained
+    drained = session.cluster.drained
     return [
-        (node.name, node.up, session.free.free_on(node.name), drained.get(node.name))
-        for node in session.nodes
+        (node.name, node.up, session.cluster.free.free_on(node.name), drained.get(node.name))
+        for node in session.cluster.nodes
     ]
 
 

@@ -165,7 +165,7 @@ def test_lines_fit_and_each_job_is_there_once(tmp_path_factory, seed, steps, wid
         assert max(map(width_of, page.splitlines())) <= width
     document = json.loads(status_document(result, (job_fields(each, Path()) for each in jobs), story.now_s))
     assert document["schema"] == "pliant.status/1.6"
-    known = {*story.session.jobs, *story.session.ended}
+    known = {*story.session.jobs, *story.session.book.ended}
     assert sorted(each["id"] for each in document["jobs"]) == sorted(known)
     assert {each["state"] for each in document["jobs"]} <= set(STATES)
 

@@ -63,8 +63,8 @@ def test_a_job_that_is_late_may_keep_others_out(blocks: bool, refused_jobs: set[
     """a loses its GPUs until 60 s: of 8 s on eight of them it cannot do 400 GPU-seconds."""
     held = opened(free_changes(late_blocks=blocks), cluster(8), due("a", 68.0, 400.0))
     assert decided(held, 0.0) == {"a": 8}
-    held.node_down("n0", 0.0)
-    held.node_up("n0", 60.0)
+    held.maintenance.node_down("n0", 0.0)
+    held.maintenance.node_up("n0", 60.0)
     held.submit(due("b", 900.0, 10.0), 60.0)
     assert refused(held, 60.0).keys() == refused_jobs
 

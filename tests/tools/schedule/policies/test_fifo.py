@@ -118,7 +118,7 @@ def test_lost_jobs_and_larger_demands_may_pass() -> None:
 
     # The node with 12 CPUs is down. Two GPUs are free beside 2 CPUs: x wants 6 of these, y wants 2.
     held = session(Fifo("skip"), with_cpus(cluster(4, 4), 12, 2))
-    held.node_down("n0", 0)
+    held.maintenance.node_down("n0", 0)
     joined(held, 0, job("a", gpus=2))
     demands = [
         job(name, at=1, gpus=2, resources={"worker": {"cpu": cpus}}) for name, cpus in (("x", 3), ("y", 1))

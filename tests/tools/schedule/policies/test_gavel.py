@@ -68,7 +68,7 @@ def test_a_tied_job_has_no_share_elsewhere_and_no_gpu_idles() -> None:
     assert sizes(held) == {"wide": 3, "pair": 2}
 
     held = rounds(gavel.Gavel(), cluster(4), [job(gpus=2, gpu_seconds=1e6)], 1)
-    assert held.quiet_until_s == float("inf")
+    assert held.decided.quiet_until_s == float("inf")
 
 
 @pytest.mark.parametrize("policy", [gavel.Gavel, gavel.GavelFtf, gavel.GavelMakespan, gavel.GavelThroughput])

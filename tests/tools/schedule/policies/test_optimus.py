@@ -44,7 +44,7 @@ def test_gpus_go_where_they_save_most_and_places_stay() -> None:
     held = Session(Optimus(), cluster(4), SPEEDS, oracle=Truth())
     held.submit(elastic("a", "good", 6000), 0)
     assert decided(held, 0) == {"a": 2}, "on three it does not run, says the oracle"
-    assert held.oracle is not None
+    assert held.policy_host.oracle is not None
 
 
 class Truth:

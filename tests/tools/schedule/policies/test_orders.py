@@ -127,9 +127,9 @@ def test_unknown_work_comes_last_and_few_jobs_move() -> None:
     # Sjf counts the whole job.
     held = started(Sjf(), cluster(1), job("a", gpu_seconds=100), job("b", gpu_seconds=50))
     held.lose("b", 30)
-    held.node_down("n0", 30)
+    held.maintenance.node_down("n0", 30)
     held.submit(job("c", at=31, gpu_seconds=45), 31)
-    held.node_up("n0", 40)
+    held.maintenance.node_up("n0", 40)
     assert decided(held, 40) == {"c": 1}  # b has 20 to go, but 50 in all
 
 
@@ -171,7 +171,7 @@ class Waiting:
         self.go_on(2)
         self.submit("big", **big)
         self.go_on(1)
-        self.held.node_down("n0", self.time_s)
+        self.held.maintenance.node_down("n0", self.time_s)
         self.held.end("first", self.time_s)
         self.go_on(1)
 
@@ -210,7 +210,7 @@ def test_it_is_passed_over_until_its_nodes_are_up(name: str) -> None:
         assert "big" in story.held.jobs, "it may come back, so it is not rejected"
         story.submit("small", gpus=4)
         assert story.ends_with(small=4)
-        story.held.node_up("n0", story.time_s)
+        story.held.maintenance.node_up("n0", story.time_s)
     assert cpus.ends_with(small=4, big=2)
     gpus.held.end("small", gpus.time_s)
     assert gpus.ends_with(big=8)
@@ -230,7 +230,7 @@ def test_fifo_keeps_its_order_otherwise(backfill: str) -> None:
         "head": "first in line: waits until 4 GPUs of one type are free",
         "late": "waits in line, 2 before it",
     }
-    story.held.node_up("n0", story.time_s)
+    story.held.maintenance.node_up("n0", story.time_s)
     story.held.end("runs", story.time_s)
     story.go_on(1)
     assert sizes(story.held) == {"big": 8}
@@ -244,8 +244,8 @@ def test_what_waits_for_other_jobs_and_what_is_out_of_reach() -> None:
         job(name, at=at, gpus=gpus) for at, (name, gpus) in enumerate((("long", 4), ("big", 8), ("s", 1)))
     ]
     held = started(make_policy("fifo"), cluster(4, 4), *jobs)
-    held.node_down("n1", 3.0)
-    held.node_up("n1", 3.0)
+    held.maintenance.node_down("n1", 3.0)
+    held.maintenance.node_up("n1", 3.0)
     assert decided(held, 4.0) == {"long": 4}
     # Fair share admits jobs behind one too large.
     story = Waiting(make_policy("fair-share"), cluster(4, 4), gpus=8, low=8, high=8)

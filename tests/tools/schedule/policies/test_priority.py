@@ -34,7 +34,7 @@ def running(held: Session, now_s: float) -> list[str]:
 def test_the_most_important_job_starts_first(policy: str):
     held = opened(policy, a=0.0, b=2.0, c=2.0, d=1.0)
     assert running(held, 1000.0) == ["b"]
-    held.prioritize("d", 1001.0, 30.0)
+    held.admission.prioritize("d", 1001.0, 30.0)
     for turn, (ends, then) in enumerate(("bd", "dc", "ca"), start=2):
         held.end(ends, 1000.0 * turn - 1)
         assert running(held, 1000.0 * turn) == [then]
@@ -44,7 +44,7 @@ def test_the_most_important_job_starts_first(policy: str):
 def test_a_running_job_gives_way_where_the_policy_preempts(policy, then):
     held = opened(policy, a=0.0, b=0.0)
     assert running(held, 10) == ["a"]
-    held.prioritize("b", 20, 1.0)
+    held.admission.prioritize("b", 20, 1.0)
     assert running(held, 100) == [then]
 
 

@@ -102,7 +102,7 @@ def test_fairness_counts_what_was_trained_at_its_speed(changes, alone_s: float):
 
 def test_seconds_by_batch_and_idle_gpus_without_a_round() -> None:
     first, last = (at(*each).jobs["a"] for each in ((0,), (810, (2, 180.0), (4, 810.0))))
-    speeds = opened(Shockwave(), cluster(1), throughput=SPEEDS).speeds
+    speeds = opened(Shockwave(), cluster(1), throughput=SPEEDS).cluster.speeds
     assert remaining_s(first, 900.0, 0.0, speeds) == pytest.approx(300 + 150 + 75)
     assert trained_s(last, 0.0, speeds) == pytest.approx(180 + 315)
     assert remaining_s(last, 90.0, 0.0, speeds) == pytest.approx(22.5)

@@ -72,7 +72,7 @@ def test_a_skewed_model_has_few_nodes_or_gives_up_its_gpus() -> None:
     held = started(Tiresias(skewed="vgg"), cluster(4, 1, 1), job("s", gpus=6, model="vgg"))
     assert sizes(held) == {"s": 6}, "two nodes of four would be fewer, but there is one"
     held = opened(Tiresias(skewed="vgg"), cluster(4, 4), job("s", gpus=3, model="vgg"))
-    held.node_down("n0", 0)
+    held.maintenance.node_down("n0", 0)
     held.decide(0)
     assert held.jobs["s"].placement == (("n1", 3),)
 
@@ -95,12 +95,12 @@ def test_it_says_until_when_rounds_may_be_left_out():
     held = opened(Tiresias(queue_gpu_hours="1"), cluster(4), job("a", gpus=2), job("b"))
     for hour, until_s in ((0, HOUR / 2), (0.5, HOUR), (1, float("inf"))):
         held.decide(hour * HOUR)
-        assert held.quiet_until_s == until_s
+        assert held.decided.quiet_until_s == until_s
 
     held = started(TiresiasGittins(queue_gpu_hours="1"), cluster(1), job("a"))
-    assert held.quiet_until_s == HOUR
+    assert held.decided.quiet_until_s == HOUR
     joined(held, 60, job("b", at=60))
-    assert held.quiet_until_s == -float("inf")
+    assert held.decided.quiet_until_s == -float("inf")
 
 
 @given(TIMES, TIMES, st.lists(st.floats(0, 1e5), min_size=1, max_size=5), st.floats(1, 1e5))
@@ -139,7 +139,7 @@ def test_jobs_about_to_finish_go_first_and_teach_that() -> None:
         held = opened(TiresiasGittins(quantum_gpu_hours=2.0), cluster(1, 1), job("old"), job("x"))
         assert ran_at(held, 0) == ["old", "x"]
         held.end("x", HOUR, outcome)
-        held.node_down("n1", HOUR)
+        held.maintenance.node_down("n1", HOUR)
         held.submit(job("new", at=HOUR), HOUR)
         # one job took an hour: a new one is over by then, old is beyond
         assert decided(held, HOUR) == {then: 1}

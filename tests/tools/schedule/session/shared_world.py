@@ -113,7 +113,7 @@ def world(
     for at, each in enumerate(jobs):
         spec, place = each if isinstance(each, tuple) else (each, {"n0": each.gpus.requested})
         held.submit(spec, float(at))
-        held.adopt([AllocationUpdate(spec.id, tuple(place.items()))], float(at))
+        held.set_allocations([AllocationUpdate(spec.id, tuple(place.items()))], float(at))
     for team, gpu_s in used.items():
         assert held.usage is not None
         held.usage.gpu_s[Owner(team)] = gpu_s
@@ -146,7 +146,7 @@ def together(*node_gpus: int) -> Cluster:
 
 def pairs_up(held: Session, new: Job, place: dict[str, int], beside: str, at: float = 5.0) -> None:
     held.submit(new, at)
-    held.adopt([AllocationUpdate(new.id, tuple(place.items()), beside=beside)], at)
+    held.set_allocations([AllocationUpdate(new.id, tuple(place.items()), beside=beside)], at)
 
 
 def last(held: Session, user: str) -> Seen:

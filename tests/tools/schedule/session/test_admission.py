@@ -11,8 +11,8 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, PolicyError
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.admission import Admission
 from pliant.tools.schedule.session.allocations import AllocationUpdate
+from pliant.tools.schedule.session.hidden import HiddenJobs
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import FREE_CHANGES, cluster, job, session
@@ -28,14 +28,16 @@ def changes(held: Session) -> list[tuple[str, str]]:
     """What the policy is to be shown next, of whom."""
     return [
         (change.kind, change.job.id if change.job is not None else f"{change.node.name} {change.gpus}")
-        for change in held.changes
+        for change in held.changes.entries
         if change.job is not None or change.node is not None
     ]
 
 
 def on(held: Session, **places: dict[str, int]) -> Session:
-    held.adopt([AllocationUpdate(name, tuple(place.items())) for name, place in places.items()], 1.0)
-    held.changes.clear()
+    held.set_allocations(
+        [AllocationUpdate(name, tuple(place.items())) for name, place in places.items()], 1.0
+    )
+    held.changes.entries.clear()
     return held
 
 
@@ -45,11 +47,11 @@ def elastic(name: str, low: int = 1, high: int = 8, gpus: int = 1):
 
 def test_a_held_job_leaves_and_arrives_when_it_is_released() -> None:
     held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
-    held.hold_back("a", 2.0, "alice")
+    held.admission.hold("a", 2.0, "alice")
     assert changes(held) == [("cancelled", "a")]
     with pytest.raises(PolicyError):
         steps(held, 3.0, b=5)
-    held.put_back([AllocationUpdate("a", (("n0", 2),))], 3.0)
+    held.rollback([AllocationUpdate("a", (("n0", 2),))], 3.0)
     assert placed(held)["a"] == {"n0": 2}, "it goes on until the policy decides"
     assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
     assert isinstance(held.policy, Says)
@@ -58,30 +60,30 @@ def test_a_held_job_leaves_and_arrives_when_it_is_released() -> None:
         steps(held, 5.0, a=2)
     # A job that is held has left and arrives when released.
     held = on(opened(cluster(4), job("a", gpus=2), job("b")), a={"n0": 2})
-    held.hold_back("a", 2.0, "alice")
-    held.hold_back("a", 2.5, "alice")
+    held.admission.hold("a", 2.0, "alice")
+    held.admission.hold("a", 2.5, "alice")
     held.lose("a", 3.0)
-    held.prioritize("a", 3.0, 5.0)
-    held.let_go("b", 3.5)
+    held.admission.prioritize("a", 3.0, 5.0)
+    held.admission.release("b", 3.5)
     assert changes(held) == [("cancelled", "a")]
     assert "a" not in predictions(copy_of(held), 3.5, asks_now=True)
-    held.let_go("a", 4.0)
+    held.admission.release("a", 4.0)
     assert changes(held) == [("cancelled", "a"), ("arrived", "a")]
-    held.hold_back("a", 5.0, "alice")
+    held.admission.hold("a", 5.0, "alice")
     held.end("a", 6.0, "cancelled")
     assert changes(held)[2:] == [("cancelled", "a")], "it has left once"
-    assert not held.admission.held
+    assert not held.hidden.held
 
 
 def test_with_many_jobs_few_looks_at_each_show_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
     """A decision is asked for and explained every second, of thousands of jobs."""
     looks: list[str] = []
-    hides = Admission.hides
-    monkeypatch.setattr(Admission, "hides", lambda held, name: looks.append(name) or hides(held, name))
+    hides = HiddenJobs.hides
+    monkeypatch.setattr(HiddenJobs, "hides", lambda held, name: looks.append(name) or hides(held, name))
     held = session(make_policy("fifo"), cluster(4), None)
     for number in range(100):
         held.submit(job(f"j{number}", work={"samples": 10}), 0.0)
-    held.hold_back("j50", 1.0, "alice")
+    held.admission.hold("j50", 1.0, "alice")
     held.decide(2.0)
     assert explanations(held, 2.0)["j50"].reason == "held by alice"
     assert len(looks) < 10 * len(held.jobs)
@@ -89,20 +91,20 @@ def test_with_many_jobs_few_looks_at_each_show_which_are_hidden(monkeypatch: pyt
 
 def test_jobs_of_a_drained_node_finish_with_its_gpus() -> None:
     held = on(opened(cluster(4, 4), elastic("a"), elastic("b")), a={"n0": 2}, b={"n1": 3})
-    held.drain("n0", 2.0, now=False)
+    held.maintenance.drain("n0", 2.0, now=False)
     assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a")]
     assert steps(held, 3.0, b=4) == [("b", "grow")]
     assert placed(held) == {"a": {"n0": 2}, "b": {"n1": 4}}
     seen = held.policy.seen[-1]  # type: ignore[attr-defined]
     assert (list(seen.jobs), seen.total_gpus) == (["b"], 4)
     held.end("a", 5.0)
-    assert held.free.free_on("n0") == 0, "what comes free there stays out of service"
-    held.resume("n0", 6.0)
-    assert held.free.free_on("n0") == 4
+    assert held.cluster.free.free_on("n0") == 0, "what comes free there stays out of service"
+    held.maintenance.undrain("n0", 6.0)
+    assert held.cluster.free.free_on("n0") == 4
     assert changes(held) == [("node_up", "n0 4")]
     # GPUs of a bound job are out of service until it ends.
     held = on(opened(cluster(4, 4), job("a", gpus=6), elastic("b")), a={"n0": 4, "n1": 2})
-    held.drain("n0", 2.0, now=False)
+    held.maintenance.drain("n0", 2.0, now=False)
     assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a"), ("capacity", "n1 -2")]
     assert held.snapshot(2.0).total_gpus == 2
     assert steps(held, 3.0, b=2) == [("b", "start")]
@@ -121,7 +123,7 @@ def test_jobs_have_to_leave_at_once_in_place_where_they_can() -> None:
         b={"n0": 2},
         c={"n0": 1},
     )
-    held.drain("n0", 2.0, now=True)
+    held.maintenance.drain("n0", 2.0, now=True)
     found = steps(held, 3.0, c=1)
     assert sorted(found) == [("a", "shrink"), ("b", "preempt"), ("c", "move")]
     assert placed(held)["a"] == {"n1": 1}
@@ -132,14 +134,14 @@ def test_jobs_have_to_leave_at_once_in_place_where_they_can() -> None:
     ]
     # A bound job may be made to leave or lose its GPUs.
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
-    held.drain("n0", 2.0, now=False)
-    held.drain("n0", 3.0, now=True)
+    held.maintenance.drain("n0", 2.0, now=False)
+    held.maintenance.drain("n0", 3.0, now=True)
     assert changes(held)[-1] == ("arrived", "a")
     assert steps(held, 4.0, a=2) == [("a", "move")]
-    held.drain("n0", 5.0, now=False)
-    assert held.admission.drained == {"n0": True}, "nothing undoes that but a resume"
+    held.maintenance.drain("n0", 5.0, now=False)
+    assert held.cluster.drained == {"n0": True}, "nothing undoes that but a resume"
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
-    held.drain("n0", 2.0, now=False)
+    held.maintenance.drain("n0", 2.0, now=False)
     held.lose("a", 3.0)
     assert changes(held)[-1] == ("arrived", "a")
     assert steps(held, 4.0, a=2) == [("a", "resume")]
@@ -148,48 +150,52 @@ def test_jobs_have_to_leave_at_once_in_place_where_they_can() -> None:
 
 def test_a_bound_job_comes_back_and_a_drained_node_stays_drained() -> None:
     held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
-    held.drain("n0", 2.0, now=False)
-    held.drain("n1", 2.0, now=False)
-    held.resume("n0", 3.0)
-    assert list(held.admission.bound) == ["a"], "it still finishes on the other one"
-    held.resume("n1", 4.0)
-    assert (held.admission.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
+    held.maintenance.drain("n0", 2.0, now=False)
+    held.maintenance.drain("n1", 2.0, now=False)
+    held.maintenance.undrain("n0", 3.0)
+    assert list(held.hidden.bound) == ["a"], "it still finishes on the other one"
+    held.maintenance.undrain("n1", 4.0)
+    assert (held.hidden.bound, held.snapshot(4.0).total_gpus, held.cluster.free.by_type) == (
+        {},
+        8,
+        {"gpu": 2},
+    )
     assert changes(held)[-1] == ("arrived", "a")
     # A setback of a bound job leaves it bound to what it still holds.
     held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
-    held.drain("n0", 2.0, now=False)
-    held.adopt([AllocationUpdate("a", (("n0", 1), ("n1", 1)))], 3.0)
+    held.maintenance.drain("n0", 2.0, now=False)
+    held.set_allocations([AllocationUpdate("a", (("n0", 1), ("n1", 1)))], 3.0)
     assert placed(held)["a"] == {"n0": 1, "n1": 1}
-    assert (list(held.admission.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
+    assert (list(held.hidden.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
     # Drained node that goes down is still drained when back.
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
-    held.drain("n0", 2.0, now=False)
-    assert [state.id for state in held.node_down("n0", 3.0)] == ["a"]
-    assert held.node_down("n0", 3.0) == []
-    held.node_up("n0", 4.0)
-    assert held.free.free_on("n0") == 0
-    held.resume("n0", 5.0)
-    assert held.free.free_on("n0") == 4
-    held.node_down("n0", 6.0)
-    held.drain("n0", 7.0, now=False)
-    held.resume("n0", 8.0)
-    assert held.free.free_on("n0") == 0, "it is still down"
-    held.node_up("n0", 9.0)
-    assert held.free.free_on("n0") == 4
+    held.maintenance.drain("n0", 2.0, now=False)
+    assert [state.id for state in held.maintenance.node_down("n0", 3.0)] == ["a"]
+    assert held.maintenance.node_down("n0", 3.0) == []
+    held.maintenance.node_up("n0", 4.0)
+    assert held.cluster.free.free_on("n0") == 0
+    held.maintenance.undrain("n0", 5.0)
+    assert held.cluster.free.free_on("n0") == 4
+    held.maintenance.node_down("n0", 6.0)
+    held.maintenance.drain("n0", 7.0, now=False)
+    held.maintenance.undrain("n0", 8.0)
+    assert held.cluster.free.free_on("n0") == 0, "it is still down"
+    held.maintenance.node_up("n0", 9.0)
+    assert held.cluster.free.free_on("n0") == 4
 
 
 def test_another_node_of_bound_job_comes_back_with_all_its_gpus():
     held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
-    held.drain("n0", 2.0, now=False)
-    held.node_down("n1", 3.0)
+    held.maintenance.drain("n0", 2.0, now=False)
+    held.maintenance.node_down("n1", 3.0)
     assert held.snapshot(3.0).total_gpus == 0
-    held.node_up("n1", 4.0)
+    held.maintenance.node_up("n1", 4.0)
     assert held.snapshot(4.0).total_gpus == 4
-    assert sum(change.gpus for change in held.changes) == 4 - 8
-    held.withdraw("n0/1", 5.0, 9.0)
-    held.resume("n0", 6.0)
+    assert sum(change.gpus for change in held.changes.entries) == 4 - 8
+    held.cluster.withdraw("n0/1", 5.0, 9.0)
+    held.maintenance.undrain("n0", 6.0)
     assert held.snapshot(6.0).total_gpus == 7
-    assert sum(change.gpus for change in held.changes) == 7 - 8
+    assert sum(change.gpus for change in held.changes.entries) == 7 - 8
 
 
 def limited(*nodes: int, **limits: UserLimit):
@@ -207,7 +213,7 @@ def test_limits_of_jobs_and_gpus_of_a_user() -> None:
         nodes, owned("a", "alice", 3), owned("b", "alice", 2), owned("c", "alice", 1), owned("d", "bob", 8)
     )
     assert list(held.in_play) == ["a", "d"], "c would overtake b"
-    assert held.admission.limited == dict.fromkeys("bc", "beyond the limit of user alice: 4 GPUs")
+    assert held.hidden.limited == dict.fromkeys("bc", "beyond the limit of user alice: 4 GPUs")
     assert steps(held, 1.0, a=3) == [("a", "start")]
     held.end("a", 2.0)
     assert list(held.in_play) == ["b", "c", "d"]
@@ -221,7 +227,7 @@ def test_limits_of_jobs_and_gpus_of_a_user() -> None:
     held.decide(1.0)
     held.submit(owned("c", "alice", 2), 1.0)
     assert [bool(each.gpus) for each in held.jobs.values()] == [True, True, False]
-    assert not held.admission.limited
+    assert not held.hidden.limited
     # Under a limit of GPUs no job grows beyond what it requested.
     nodes = limited(8, alice=UserLimit(gpus=4))
     held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))
@@ -236,10 +242,10 @@ def test_the_most_important_job_is_next_and_rejections_make_room() -> None:
     nodes = limited(8, alice=UserLimit(jobs=1))
     held = opened(nodes, *(owned(name, "alice") for name in "abc"))
     assert steps(held, 1.0, a=1) == [("a", "start")]
-    held.prioritize("c", 1.0, 5.0)
-    held.hold_back("a", 2.0, "alice")
+    held.admission.prioritize("c", 1.0, 5.0)
+    held.admission.hold("a", 2.0, "alice")
     assert list(held.in_play) == ["c"]
-    held.let_go("a", 3.0)
+    held.admission.release("a", 3.0)
     assert list(held.in_play) == ["c"], "it has to wait for its turn again"
     assert steps(held, 3.0, c=1) == [("a", "preempt"), ("c", "start")]
     held.end("c", 4.0)
@@ -251,9 +257,9 @@ def test_the_most_important_job_is_next_and_rejections_make_room() -> None:
     held.policy.next = Decision(rejected={"a": "too late"})
     assert [each.step for each in held.decide(1.0)] == ["reject"]
     assert list(held.in_play) == ["b"]
-    assert held.ask_again_s == pytest.approx(1.0)
-    assert held.ask_again_s > 1.0, "a time that has passed is no wish"
-    assert steps(held, held.ask_again_s, b=1) == [("b", "start")]
+    assert held.decided.ask_again_s == pytest.approx(1.0)
+    assert held.decided.ask_again_s > 1.0, "a time that has passed is no wish"
+    assert steps(held, held.decided.ask_again_s, b=1) == [("b", "start")]
 
 
 def test_an_updated_job_keeps_its_place_unless_it_asks_for_more_than_its_limit() -> None:
@@ -263,7 +269,7 @@ def test_an_updated_job_keeps_its_place_unless_it_asks_for_more_than_its_limit()
     ):
         held = opened(nodes, *jobs)
         assert steps(held, 1.0, **{"s-1": jobs[1].gpus.requested}) == [("s-1", "start")]
-        held.let_go("s-0", 2.0)
+        held.admission.release("s-0", 2.0)
         for asked in ({"retries": 3}, {"gpus": {"requested": 3}}):
             held.update("s-1", 3.0, updated(jobs[1], asked))
             assert list(held.in_play) == ["s-1"], "one that waits does not take its place"
@@ -280,7 +286,7 @@ def member(number: int, *, limit: int | None = 2, **more: object):
 
 def test_a_job_waits_for_those_before_it() -> None:
     held = opened(cluster(8), job("a"), job("b"), job("c", after={"a": "ok", "b": "any"}))
-    held.changes.clear()
+    held.changes.entries.clear()
     assert list(held.in_play) == ["a", "b"]
     words = "waits for job a to finish and for job b to end"
     assert explanations(held, 1.0)["c"].reason == words
@@ -296,9 +302,9 @@ def test_a_job_waits_for_those_before_it() -> None:
         limited(8, ann=UserLimit(jobs=1)), running, waits, owned("c", "ann", hold=True), policy=Fifo
     )
     assert explanations(held, 1.0)["c"].reason == "held by ann"
-    held.hold_back("b", 1.0, "ann")
-    held.let_go("b", 2.0)
-    held.let_go("c", 2.0)
+    held.admission.hold("b", 1.0, "ann")
+    held.admission.release("b", 2.0)
+    held.admission.release("c", 2.0)
     assert list(held.in_play) == ["a", "c"]
     held.end("c", 3.0)
     held.decide(3.0)
@@ -341,12 +347,12 @@ def test_jobs_after_a_failed_one_and_arrays_with_a_limit() -> None:
     held = opened(cluster(8), *(member(number) for number in range(4)))
     assert list(held.in_play) == ["s-0", "s-1"]
     assert explanations(held, 1.0)["s-3"].reason == "beyond the limit of array s: 2 jobs at a time"
-    held.prioritize("s-3", 1.0, 5.0)
+    held.admission.prioritize("s-3", 1.0, 5.0)
     held.end("s-0", 2.0)
     assert list(held.in_play) == ["s-1", "s-3"]
-    held.hold_back("s-3", 3.0, "ann")
+    held.admission.hold("s-3", 3.0, "ann")
     assert list(held.in_play) == ["s-1", "s-2"]
-    held.let_go("s-3", 4.0)
+    held.admission.release("s-3", 4.0)
     assert list(held.in_play) == ["s-1", "s-2"]
 
 

@@ -50,16 +50,16 @@ def test_each_gets_size_or_of_several_types_keeps_what_it_held(rounds, gpus):
     for wanted in rounds:
         before = {name: held.jobs[name].placement for name in NAMES}
         held.policy.wanted = dict(zip(NAMES, wanted, strict=True))
-        targets = held.policy.decide(held.snapshot(0), held.rng).targets
+        targets = held.policy.decide(held.snapshot(0), held.policy_host.rng).targets
         held.decide(0)
         for name in NAMES:
             state = held.jobs[name]
             assert state.gpus == targets[name].gpus or (len(gpus) > 1 and state.placement == before[name])
-            assert len({held.free.node(node).gpu_type for node, _ in state.placement}) <= 1
+            assert len({held.cluster.free.node(node).gpu_type for node, _ in state.placement}) <= 1
         seats = [seat for state in held.jobs.values() for seat in state.placement]
-        for node in held.nodes:
+        for node in held.cluster.nodes:
             used = sum(count for name, count in seats if name == node.name)
-            assert held.free.free_on(node.name) == node.gpus - used >= 0
+            assert held.cluster.free.free_on(node.name) == node.gpus - used >= 0
 
 
 def nodes(*found: dict[str, Any]) -> Cluster:
@@ -105,14 +105,14 @@ def test_a_job_waits_for_cpus_and_one_without_demands_does_not():
     held = started(needy("a", 2, cpu=4.0), job("b", gpus=2, at=1.0), on=full)
     assert [held.jobs[name].gpus for name in "ab"] == [2, 2]
     # One that fails while its node is down runs there again.
-    held.node_down("n0", 1)
+    held.maintenance.node_down("n0", 1)
     held.end("a", 2, "failed")
-    held.node_up("n0", 3)
+    held.maintenance.node_up("n0", 3)
     held.revive("a", 4)
     assert decided(held, 4) == {"a": 2, "b": 2}
     # A node that has no GPU in service is still of its type.
     held = opened(Fifo(), mixed_cluster(x=(1,), y=(1,)))
-    held.withdraw(f"{held.nodes[0].name}/0", 0, 9)
+    held.cluster.withdraw(f"{held.cluster.nodes[0].name}/0", 0, 9)
     spec = updated(job("c"), {"gpus": {"requested": 1, "types": ["y"]}})
     assert held.submit(spec, 1).types == ("y",)
 
@@ -130,10 +130,10 @@ def test_parameter_servers_sit_on_nodes_without_gpus():
     held.end("a", 9)
     held.decide(9)
     assert held.jobs["b"].servers == (("n2", 1),)
-    assert [each.id for each in held.node_down("n2", 10)] == ["b"]
+    assert [each.id for each in held.maintenance.node_down("n2", 10)] == ["b"]
     held.decide(10)
     assert not held.jobs["b"].gpus, "without its parameter server it waits"
-    held.node_up("n2", 11)
+    held.maintenance.node_up("n2", 11)
     held.decide(11)
     assert held.jobs["b"].servers == (("n2", 1),)
     # A policy that names their nodes names enough.
@@ -158,8 +158,8 @@ def test_a_place_that_lacks_memory_gives_way_to_another(each: int):
 def test_a_job_that_has_given_gpus_back_stays_where_it_is(cut, place):
     """Two GPUs on one node would be closer together; but to go there it would have to start again."""
     held = sized(x=(2, 4))
-    held.adopt([AllocationUpdate("a", (("x-0", 1),)), AllocationUpdate("b", (("x-0", 1),))], 0.0)
+    held.set_allocations([AllocationUpdate("a", (("x-0", 1),)), AllocationUpdate("b", (("x-0", 1),))], 0.0)
     targets = {"a": Target(2), "c": Target(2)}
-    found = assign(targets, held.jobs, held.free, held.speeds, cut=cut)
+    found = assign(targets, held.jobs, held.cluster.free, held.cluster.speeds, cut=cut)
     assert found["a"].placement == place
     assert found["c"].placement == (("x-1", 2),)

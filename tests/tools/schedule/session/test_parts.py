@@ -103,7 +103,7 @@ def test_limits_nodes_without_gpus_and_requested_sizes() -> None:
     held = world(cluster(4, 0), TWO, policy=owned())
     comes(held, rigid("x", 2), rigid("y", 2))
     assert last(held, "x").nodes["n1"] == last(held, "y").nodes["n1"] == (0, 0)
-    held.node_down("n1", 11.0)
+    held.maintenance.node_down("n1", 11.0)
     comes(held, rigid("x-more", 1), at=11.0)
     assert "n1" not in last(held, "x").nodes
 
@@ -113,11 +113,11 @@ def test_limits_nodes_without_gpus_and_requested_sizes() -> None:
     comes(held, *(job(f"c{at}", gpus=0, resources=cores[2]) for at in range(2)), at=1.0)
     comes(held, rigid("y-more", 1, resources=cores[4]), at=2.0)
     assert comes(held, rigid("x", 1, resources=cores[4])) == {"y-more": "preempt", "x": "start"}
-    held.drain("n1", 11.0, now=False)
+    held.maintenance.drain("n1", 11.0, now=False)
     held.decide(11.0)
-    assert held.admission.bound == {"c0": "n1"}
-    assert held._parts
-    assert not held._parts._bound
+    assert held.hidden.bound == {"c0": "n1"}
+    assert held.quota
+    assert not held.quota._bound
 
     # y's eight of at least one do not fit five, so y gives way, and x's two are all that x can use.
     held = world(cluster(10), TWO)
@@ -125,7 +125,7 @@ def test_limits_nodes_without_gpus_and_requested_sizes() -> None:
     assert comes(held, elastic("y", 8)) == {"x": "start"}
     small = world(cluster(8), TWO)
     comes(small, elastic("x", 2))
-    assert small.standings(10.0)[0].entitled == 2
+    assert small.policy_host.standings(10.0)[0].entitled == 2
 
 
 # What policies see.
@@ -135,7 +135,7 @@ def test_what_a_policy_is_shown_of_its_team() -> None:
     held = world(cluster(4, 4), TWO, policy=owned())
     for at, (name, gpus) in enumerate({"x": 4, "x-more": 2, "x-most": 2}.items()):
         comes(held, elastic(name, gpus, high=gpus), at=float(at))
-    held.node_down("n1", 3.0)
+    held.maintenance.node_down("n1", 3.0)
     comes(held, at=3.0)
     assert isinstance(held.policy, Owned)
     assert [each.changes for each in held.policy.seen["x"]] == [
@@ -170,9 +170,9 @@ def test_policies_in_other_processes_and_of_later_teams() -> None:
         held = world(cluster(4, 4), TWO, policy=owned())
         comes(held, rigid("x", 4), at=0.0)
         if reopens:
-            state = held.policy_state()
+            state = held.policy_host.policy_state()
             held = world(cluster(4, 4), TWO, rigid("x", 4), policy=owned())
-            held.carry(PolicyState.model_validate_json(state.model_dump_json()))
+            held.restore_state(PolicyState.model_validate_json(state.model_dump_json()))
         comes(held, rigid("x-more", 2), at=1.0)
         return last(held, "x").changes
 
@@ -189,7 +189,7 @@ def test_policies_in_other_processes_and_of_later_teams() -> None:
 
     held = world(cluster(8), TWO, policy=Quick)
     comes(held, rigid("x", 1), at=0.0)
-    held.look_ahead()
+    held.policy_host.look_ahead()
     comes(held, rigid("y", 1), at=1.0)
     assert Quick.quick == 2
 
@@ -221,15 +221,15 @@ def asks(**later: tuple[float | None, float | None]) -> type[Owned]:
 def test_the_first_to_be_asked_again_is_and_all_must_be_quiet(x: Any, y: Any, expected: object):
     held = world(cluster(4), TWO, policy=asks(x=x, y=y))
     comes(held, rigid("x", 2), rigid("y", 2), at=0.0)
-    assert (held.ask_again_s, held.quiet_until_s) == expected
+    assert (held.decided.ask_again_s, held.decided.quiet_until_s) == expected
 
 
 def test_when_policies_are_asked_and_what_they_may_take() -> None:
     held = world(cluster(4), shares(32.0, x={}, y={}), policy=asks(x=(None, 1e6), y=(None, 1e6)))
     comes(held, rigid("x", 2), at=0.0)
-    assert (held.ask_again_s, held.quiet_until_s) == (None, 1e6)
+    assert (held.decided.ask_again_s, held.decided.quiet_until_s) == (None, 1e6)
     comes(held, rigid("y", 2), at=10.0)
-    assert (held.ask_again_s, held.quiet_until_s) == (3610.0, 3610.0)
+    assert (held.decided.ask_again_s, held.decided.quiet_until_s) == (3610.0, 3610.0)
 
     # Four of eight are not its own, though free.
     held = world(cluster(8), TWO, policy=says(targets={"x": Target(6)}))
@@ -241,7 +241,7 @@ def test_when_policies_are_asked_and_what_they_may_take() -> None:
     policy = says(rejected={"x": "no"}, admissions={"x": {"admitted": False}})
     held = world(cluster(8), TWO, policy=policy)
     assert comes(held, rigid("x", 6), rigid("y", 1)) == {"x": "reject", "y": "start"}
-    assert held.admissions == {"x": {"admitted": False}}
+    assert held.decided.admissions == {"x": {"admitted": False}}
     # When y is offered what x has declined, x's policy is asked again, and says nothing new.
     first = [Decision(ask_again_s=50.0, admissions={"x": {"admitted": True}})]
 
@@ -252,7 +252,7 @@ def test_when_policies_are_asked_and_what_they_may_take() -> None:
 
     held = world(cluster(8), TWO, policy=owned(answer))
     assert comes(held, rigid("x", 4), rigid("y", 8), at=1.0) == {"y": "start"}
-    assert (held.ask_again_s, held.admissions) == (50.0, {"x": {"admitted": True}})
+    assert (held.decided.ask_again_s, held.decided.admissions) == (50.0, {"x": {"admitted": True}})
 
 
 def says(**answer: Any) -> type[Owned]:
@@ -428,8 +428,8 @@ def test_what_a_policy_leaves_is_offered_again_when_it_asks(keeps: bool, until_s
         held.submit(each, 0.0)
         again.submit(each, 0.0)
     comes(held, at=0.0)
-    again.adopt([AllocationUpdate.of(each) for each in held.jobs.values() if each.gpus], 0.0)
-    again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
+    again.set_allocations([AllocationUpdate.of(each) for each in held.jobs.values() if each.gpus], 0.0)
+    again.restore_state(PolicyState.model_validate_json(held.policy_host.policy_state().model_dump_json()))
     assert loaded == [("kept", ["y0", "y1", "y2", "y3"])] * keeps
     for each in (held, again):
         assert comes(each, at=59.0) == {}
@@ -456,7 +456,7 @@ def test_standings_show_what_each_team_owns_lends_and_waits_for() -> None:
     comes(held, rigid("x", 5), at=0.0)
     for each in (rigid("y", 8, at=3600.0), rigid("y-too", 2, at=3600.0)):
         held.submit(each, 3600.0)
-    teams = {each.team: each for each in held.standings(3600.0)}
+    teams = {each.team: each for each in held.policy_host.standings(3600.0)}
     own = {team: (each.own, each.held, each.borrowed, each.lent) for team, each in teams.items()}
     assert own == {"x": (3, 5, 2, 0), "y": (3, 0, 0, 1), "z": (3, 0, 0, 1), "u": (3, 0, 0, 0)}
     assert (teams["y"].waiting_jobs, teams["y"].waiting_gpus) == (2, 10)
@@ -464,16 +464,20 @@ def test_standings_show_what_each_team_owns_lends_and_waits_for() -> None:
     # u does not lend what is guaranteed to it, which is nothing: x has eight of others, y has lent four.
     held = world(cluster(12), shares(x={}, y={}, u={"lends": False}))
     comes(held, rigid("x", 12), at=0.0)
-    assert {each.team: each.lent for each in held.standings(0.0)} == {"x": 0.0, "y": 4.0, "u": 0.0}
+    assert {each.team: each.lent for each in held.policy_host.standings(0.0)} == {
+        "x": 0.0,
+        "y": 4.0,
+        "u": 0.0,
+    }
     # What teams are due, and strangers that have used GPUs.
     held = world(cluster(10), shares(1.0, x={}, y={}))
     held.submit(rigid("x", 8), 0.0)
     for name, gpus in (("y", 8), ("e", 1)):
         held.submit(rigid(name, gpus, at=1.0), 1.0)
-    assert {each.team for each in held.standings(1.0)} == {"x", "y", "*"}
+    assert {each.team for each in held.policy_host.standings(1.0)} == {"x", "y", "*"}
     comes(held, at=1.0)
-    assert {each.team: each.entitled for each in held.standings(1.0)} == {"x": 5, "y": 4, "*": 1}
+    assert {each.team: each.entitled for each in held.policy_host.standings(1.0)} == {"x": 5, "y": 4, "*": 1}
     held.end("e", 3601.0)
     for at in (3601.0, 3602.0):
         comes(held, at=at)
-    assert {each.team for each in held.standings(3602.0)} == {"x", "y", "*"}
+    assert {each.team for each in held.policy_host.standings(3602.0)} == {"x", "y", "*"}

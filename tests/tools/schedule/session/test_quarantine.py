@@ -21,11 +21,11 @@ GROWS = job("a", low=1, high=4)
 
 def test_policies_see_no_slot_that_is_out_of_service() -> None:
     held = opened(cluster(2, 2), GROWS)
-    held.withdraw("n1/0", 10, until_s=70)
+    held.cluster.withdraw("n1/0", 10, until_s=70)
     held.decide(11)
     (seen,) = held.policy.seen
     assert (seen.total_gpus, seen.free_gpus, seen.gpus_by_type()) == (3, {"gpu": 3}, {"gpu": 3})
-    assert [node.gpus for node in held.nodes] == [2, 1]
+    assert [node.gpus for node in held.cluster.nodes] == [2, 1]
     held.decide(70)
     seen = held.policy.seen[-1]
     assert (seen.total_gpus, seen.free_gpus) == (4, {"gpu": 4})
@@ -33,25 +33,25 @@ def test_policies_see_no_slot_that_is_out_of_service() -> None:
     assert seen.changes[0].time_s == 70
     # A slot is out of service once until the latest time.
     held = opened(cluster(2))
-    held.withdraw("n0/1", 0, until_s=60)
-    held.withdraw("n0/1", 50, until_s=170)
-    held.advance(60)
-    assert held.up_gpus == 1
-    held.restore("n0/1", 100)
-    assert (held.up_gpus, held.free.free_on("n0")) == (2, 2)
-    held.advance(200)
-    assert held.up_gpus == 2
+    held.cluster.withdraw("n0/1", 0, until_s=60)
+    held.cluster.withdraw("n0/1", 50, until_s=170)
+    held.cluster.at(60)
+    assert held.cluster.up_gpus == 1
+    held.cluster.restore_slot("n0/1", 100)
+    assert (held.cluster.up_gpus, held.cluster.free.free_on("n0")) == (2, 2)
+    held.cluster.at(200)
+    assert held.cluster.up_gpus == 2
     # A node comes back without slots that are out of service.
     held = opened(cluster(2, 1), job("a"))
-    held.node_down("n0", 1)
-    held.withdraw("n0/1", 2, until_s=60)
-    held.node_up("n0", 3)
-    assert (held.up_gpus, held.free.free_on("n0")) == (2, 1)
-    held.advance(60)
-    assert (held.up_gpus, held.free.free_on("n0")) == (3, 2)
+    held.maintenance.node_down("n0", 1)
+    held.cluster.withdraw("n0/1", 2, until_s=60)
+    held.maintenance.node_up("n0", 3)
+    assert (held.cluster.up_gpus, held.cluster.free.free_on("n0")) == (2, 1)
+    held.cluster.at(60)
+    assert (held.cluster.up_gpus, held.cluster.free.free_on("n0")) == (3, 2)
     steps(held, 61, a=Target(1, placement=(("n1", 1),)))
     with pytest.raises(ValueError, match="would have -1 of 1 GPUs free"):
-        held.withdraw("n1/0", 62, until_s=90)
+        held.cluster.withdraw("n1/0", 62, until_s=90)
 
 
 def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
@@ -102,11 +102,11 @@ def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
     quarantine.release("a")
     assert (quarantine.hidden_from("a"), quarantine.held_until_s("a"), quarantine.next_s) == ({}, None, 70)
     assert quarantine.hidden_from("b") == {"n0": 1, "n1": 1}
-    assert quarantine.restore("n0/0") is False, "it was withheld from one job, not out of service"
+    assert quarantine.restore_slot("n0/0") is False, "it was withheld from one job, not out of service"
     assert (quarantine.hidden_from("b"), quarantine.next_s) == ({"n1": 1}, 80)
     quarantine.withdraw("n1/0", 90)
     assert quarantine.hidden_from("b") == {}, "its node has one GPU less for all jobs already"
-    assert quarantine.restore("n1/0") is True
+    assert quarantine.restore_slot("n1/0") is True
     assert quarantine.next_s == math.inf
     # Slots that wait for an operator are out for over a day.
     quarantine = Quarantine()
@@ -128,11 +128,11 @@ def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
 
     def at(now_s: float, *more: Event) -> Session:
         held = session_from_events([*events, *more], Says(), nodes, throughput, now_s=now_s)
-        held.advance(now_s)
+        held.cluster.at(now_s)
         return held
 
     def state(held: Session) -> tuple[object, ...]:
-        return held.up_gpus, held.quarantine.held_until_s("a"), held.quarantine.hidden_from("a")
+        return held.cluster.up_gpus, held.quarantine.held_until_s("a"), held.quarantine.hidden_from("a")
 
     assert state(at(20)) == (3, 39, {"n0": 1})
     assert state(at(40)) == (3, None, {"n0": 1})
@@ -185,7 +185,7 @@ def test_cooldowns_and_minimum_runs_keep_jobs_as_they_are() -> None:
     # Ends and lost nodes wait for nothing.
     held = opened(ruled(2, 2, min_run=60, cooldown=60), GROWS)
     steps(held, 0, a=2)
-    (lost,) = held.node_down("n0", 1)
+    (lost,) = held.maintenance.node_down("n0", 1)
     assert lost.gpus == 0
     assert steps(held, 2, a=2) == [("a", "resume")]
     assert held.end("a", 3).gpus == 0
@@ -194,7 +194,7 @@ def test_cooldowns_and_minimum_runs_keep_jobs_as_they_are() -> None:
 def test_a_kept_job_says_until_when_and_what_it_gives_waits() -> None:
     held = under("fair-share", ruled(2, cooldown=60), GROWS, job("b", at=10, low=1, high=4))
     assert sizes(held) == {"a": 2}
-    assert held.ask_again_s == 60
+    assert held.decided.ask_again_s == 60
     held.decide(60)
     assert sizes(held) == {"a": 1, "b": 1}
     # A place that a policy names may not become free.
@@ -208,7 +208,7 @@ def test_a_kept_job_says_until_when_and_what_it_gives_waits() -> None:
     assert sizes(held) == {"a": 1}
     assert explanations(held, 10)["a"].reason.endswith("; kept for 50 s more, as the cluster rules")
     assert predictions(copy_of(held), 10)["b"].start_s == 60
-    assert list(held.kept_until_s) == ["a"]
+    assert list(held.decided.kept_until_s) == ["a"]
     for name in "ab":
         held.end(name, 11)
     assert explanations(held, 11) == {}

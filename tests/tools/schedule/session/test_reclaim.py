@@ -175,7 +175,7 @@ def test_a_pair_on_borrowed_gpus_counts_once_and_does_not_shrink() -> None:
     rules = shares(x={}, y={"guaranteed": {"*": 8}})
     held = world(together(4, 4, 4), rules, *jobs, policy=owned(elasticity="none"))
     pairs_up(held, rigid("x2-too", 4), {"n2": 4}, "x2")
-    assert held.standings(5.0)[0].held == 12
+    assert held.policy_host.standings(5.0)[0].held == 12
     taken = dict.fromkeys(("x2", "x2-too", "x1"), "preempt") | {"y": "start"}
     assert comes(held, rigid("y", 8)) == taken
     # It stops, and one of the two starts again on what y leaves.
@@ -218,7 +218,7 @@ def test_only_gpus_of_the_type_that_is_lacked_are_taken_back(limits: dict[str, i
 def test_parameter_servers_stay_when_gpus_are_taken_back():
     held = world(cluster(8, 0), TWO, policy=OWNED)
     held.submit(elastic("x", 8), 0.0)
-    held.adopt([AllocationUpdate("x", (("n0", 8),), None, (("n1", 1),))], 0.0)
+    held.set_allocations([AllocationUpdate("x", (("n0", 8),), None, (("n1", 1),))], 0.0)
     assert comes(held, rigid("y", 4)) == {"x": "shrink", "y": "start"}
     assert held.jobs["x"].servers == (("n1", 1),)
     held = on_drained(elastic("x", 4), servers=(("n2", 1),))
@@ -247,7 +247,7 @@ def test_no_team_exceeds_its_max_by_types_or_drained_nodes() -> None:
     assert comes(held, rigid("t-small", 2), at=11.0) == {"t-small": "start"}
     # GPUs on a drained node count once a decision for the max.
     held = world(cluster(4, 8), shares(x={"max": {"*": 5}}, y={}), rigid("x", 4))
-    held.drain("n0", 1.0, now=False)
+    held.maintenance.drain("n0", 1.0, now=False)
     assert comes(held, rigid("x-more", 2), at=2.0) == {}
     held.end("x-more", 3.0)
     assert comes(held, rigid("x-little", 1), at=3.0) == {"x-little": "start"}
@@ -280,13 +280,13 @@ def bound_to_n0(nodes: Cluster, rules: Shares, *jobs: Job) -> Session:
     """Each job holds a GPU of n0, which is drained, and the rest of what it requested on another node."""
     places = [{"n0": 1, f"n{number}": each.gpus.requested - 1} for number, each in enumerate(jobs, start=1)]
     held = world(nodes, rules, *zip(jobs, places, strict=True), policy="fair-share")
-    held.drain("n0", 1.0, now=False)
+    held.maintenance.drain("n0", 1.0, now=False)
     return held
 
 
 def test_a_job_on_a_drained_node_gives_others_to_another_team() -> None:
     held = bound_to_n0(cluster(1, 4), TWO, elastic("x", 5))
-    assert list(held.admission.bound) == ["x"]
+    assert list(held.hidden.bound) == ["x"]
     comes(held, rigid("x-too", 1), at=2.0)
     assert dict(held.jobs["x"].placement) == {"n0": 1, "n1": 4}, "nothing to its own team"
     comes(held, rigid("y", 1), at=3.0)
@@ -329,7 +329,7 @@ def test_a_drained_node_and_another_user_count_for_a_limit():
     """Of five t holds four, two of them on the drained node; c's job needs what d has beyond its part."""
     rules = shares(t=limited(5, c=4.0, d=1.0), u={})
     held = world(cluster(2, 8), rules, rigid("c", 2), (rigid("d", 2), {"n1": 2}))
-    held.drain("n0", 5.0, now=False)
+    held.maintenance.drain("n0", 5.0, now=False)
     assert comes(held, rigid("c-more", 2)) == {"d": "preempt", "c-more": "start"}
 
 
@@ -339,7 +339,7 @@ def test_limit_takes_nothing_of_own_from_team_on_drained_node(limit: dict[str, A
     rules = shares(x={"guaranteed": {"*": 8}, **limit}, y={})
     held = world(cluster(4, 4, 4, 4), rules, *jobs, policy="ares")
     comes(held, at=5.0)
-    held.drain("n1", 6.0, now=False)
+    held.maintenance.drain("n1", 6.0, now=False)
     assert comes(held, rigid("y-more", 4), at=7.0) == {}
     assert sizes(held) == {"x": 8, "y": 8}
 
@@ -355,7 +355,7 @@ def test_limit_takes_nothing_of_own_from_team_on_drained_node(limit: dict[str, A
 )
 def test_gpus_on_drained_node_count_once_for_what_team_may_hold(limit: dict[str, Any]):
     held = world(cluster(4, 4, 4, 4), shares(x=limit, y={}), rigid("x", 4))
-    held.drain("n0", 1.0, now=False)
+    held.maintenance.drain("n0", 1.0, now=False)
     for name, at in (("x-more", 2.0), ("x-beyond", 3.0)):
         held.submit(rigid(name, 4, at=at), at)
     assert comes(held, rigid("y", 8), at=4.0) == {"x-more": "start", "y": "start"}
@@ -366,8 +366,8 @@ def on_drained(one: Job, policy: str = "fair-share", **servers: Any) -> Session:
     more = one.gpus.requested - 3
     held = world(cluster(3, more, 0), TWO, policy=policy)
     held.submit(one, 0.0)
-    held.adopt([AllocationUpdate(one.id, (("n0", 3), ("n1", more)), None, **servers)], 0.0)
-    held.drain("n0", 1.0, now=False)
+    held.set_allocations([AllocationUpdate(one.id, (("n0", 3), ("n1", more)), None, **servers)], 0.0)
+    held.maintenance.drain("n0", 1.0, now=False)
     comes(held, rigid("y", 1), at=2.0)
     return held
 
@@ -401,7 +401,7 @@ def test_a_pair_that_finishes_on_a_drained_node(rules: Shares, new: Job, steps: 
     place = {"n0": 3, "n1": 1}
     held = world(together(3, 2), rules, (elastic("x-one", 4), place), policy=OWNED)
     pairs_up(held, elastic("x-two", 4), place, "x-one", at=0.0)
-    held.drain("n0", 1.0, now=False)
+    held.maintenance.drain("n0", 1.0, now=False)
     assert comes(held, new, at=2.0) == steps
 
 
@@ -425,11 +425,11 @@ def test_cpus_beside_borrowed_gpus_come_back_too(policy: str) -> None:
     assert comes(held, demanding("y", 1, 2)) == {}
     # A policy that does not use the room is not made room for again, not by another process either.
     held = world(node, TWO, *(demanding(f"x{n}", 1, cpus) for n, cpus in enumerate((6, 1, 1))))
-    assert held._parts is not None
+    assert held.quota is not None
     made = {"parts": [], "declined": [], "made_room": [["y", "", "gpu", (0, 1, "y")]]}
-    held._parts.load_state(made, held.jobs)
+    held.quota.load_state(made, held.jobs)
     assert comes(held, demanding("y", 1, 2)) == {}
-    assert held._parts.dump_state()["made_room"] == made["made_room"]
+    assert held.quota.dump_state()["made_room"] == made["made_room"]
 
 
 @pytest.mark.parametrize(
@@ -456,8 +456,8 @@ def test_no_entitled_job_waits_for_cpus_of_one_borrower(policy: str, seed: int) 
             held.submit(demanding(name, size, cpus, now_s), now_s)
         for wait_s in range(3):
             held.decide(now_s + wait_s)
-        assert held._parts is not None
-        own = {owner.team: given.own for owner, given in held._parts._entitled.items()}
+        assert held.quota is not None
+        own = {owner.team: given.own for owner, given in held.quota._entitled.items()}
         holds = Counter(dict.fromkeys(own, 0))
         for each in held.jobs.values():
             holds[each.spec.user] += each.gpus
@@ -471,7 +471,7 @@ def test_no_entitled_job_waits_for_cpus_of_one_borrower(policy: str, seed: int) 
 
 def fits_without(held: Session, waiting: JobState, other: JobState) -> bool:
     """Whether a job has a place once another one has stopped."""
-    free = {node.name: [node.gpus, node.capacities["cpu"]] for node in held.nodes}
+    free = {node.name: [node.gpus, node.capacities["cpu"]] for node in held.cluster.nodes}
     for each in held.jobs.values():
         for name, count in each.placement if each is not other else ():
             free[name][0] -= count

@@ -8,7 +8,8 @@ from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import Phase
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.allocations import AllocationUpdate
-from pliant.tools.schedule.session.session import Session, lazy_rng
+from pliant.tools.schedule.session.policy_host import lazy_rng
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests import builders
 from tests.builders import cluster, job, mixed_cluster, sizes
@@ -40,7 +41,7 @@ def steps(held: Session, time: float, **targets: Target | int) -> list[tuple[str
 
 
 def adopt(held: Session, time: float, *updates: AllocationUpdate) -> list[str]:
-    return [transition.step for transition in held.adopt(updates, time)]
+    return [transition.step for transition in held.set_allocations(updates, time)]
 
 
 def opened(nodes, *jobs, throughput=None, policy: type[Says] = Says) -> Session:
@@ -56,7 +57,7 @@ def test_jobs_start_resize_and_resume_and_gpus_are_freed_first() -> None:
     assert steps(held, 40, a=1) == [("a", "resume")]
     state = held.jobs["a"]
     assert steps(held, 30) == [], "a clock that steps back stands still"
-    assert held.now_s == 40
+    assert held.changes.state.now_s == 40
     assert state.samples_done(50) == 10 * 1 + 10 * 4 + 10 * 2 + 10 * 1
     assert state.attained_service_s(50) == 80
     # What work stated as GPU time comes to follows from the GPUs of the submission, also after an update.
@@ -111,7 +112,7 @@ def test_jobs_swap_types_and_a_policy_places_itself() -> None:
     before = held.jobs["a"].placement
     assert steps(held, 1, a=3, d=1) == [("d", "start")]  # 3 GPUs would be free, but of two types
     assert held.jobs["a"].placement == before
-    assert sum(held.free.by_type.values()) == 2
+    assert sum(held.cluster.free.by_type.values()) == 2
     # A policy places itself.
     held = opened(cluster(4, 4), job("a", gpus=2), job("b", gpus=4))
     steps(held, 0, a=Target(2, placement=(("n1", 1), ("n0", 1))))
@@ -159,7 +160,7 @@ def test_a_rule_broken_is_an_error_that_names_the_policy(targets, complaint):
     else:
         held.policy.say(**targets)
     if "e" not in held.policy.next.targets:
-        held.adopt([AllocationUpdate("e", (("gpu-1", 4),))], 0)
+        held.set_allocations([AllocationUpdate("e", (("gpu-1", 4),))], 0)
     with pytest.raises(PolicyError, match=f'policy "says" .*{complaint}'):
         held.decide(0)
 
@@ -179,18 +180,22 @@ def test_a_rejected_job_and_a_lost_node_free_their_gpus() -> None:
     found = [(each.job.id, each.step, each.reason) for each in transitions]
     assert found == [("a", "reject", "too slow"), ("b", "start", "")]
     assert transitions[0].before == (("n0", 4),)
-    assert (sizes(held), list(held.ended)) == ({"b": 4}, ["a"])
+    assert (sizes(held), list(held.book.ended)) == ({"b": 4}, ["a"])
     # A node takes its jobs down and comes back empty.
     held = opened(cluster(4, 4), job("a", gpus=8), job("b", gpus=1))
     steps(held, 0, a=8)
-    assert [lost.id for lost in held.node_down("n1", 5)] == ["a"]
-    assert (held.up_gpus, held.free.by_type, held.jobs["a"].phase) == (4, {"gpu": 4}, Phase.PREEMPTED)
-    assert held.node_down("n1", 6) == []
+    assert [lost.id for lost in held.maintenance.node_down("n1", 5)] == ["a"]
+    assert (held.cluster.up_gpus, held.cluster.free.by_type, held.jobs["a"].phase) == (
+        4,
+        {"gpu": 4},
+        Phase.PREEMPTED,
+    )
+    assert held.maintenance.node_down("n1", 6) == []
     with pytest.raises(PolicyError, match="limits are 8 to 4"):
         steps(held, 6, a=8)
-    held.node_up("n1", 7)
-    held.node_up("n1", 7)
-    assert held.up_gpus == 8
+    held.maintenance.node_up("n1", 7)
+    held.maintenance.node_up("n1", 7)
+    assert held.cluster.up_gpus == 8
     assert steps(held, 8, a=8) == [("a", "resume")]
     kinds = [change.kind for snapshot in held.policy.seen for change in snapshot.changes]
     assert kinds == ["arrived", "arrived", "node_down", "lost", "node_up"]
@@ -205,7 +210,7 @@ def test_each_change_is_shown_once_and_none_before_earlier_ones() -> None:
     held.decide(2)
     shown = [[change.kind for change in snapshot.changes] for snapshot in held.policy.seen]
     assert shown == [["arrived", "arrived"], ["cancelled"], []]
-    assert held.changes_seen == 3
+    assert held.changes.seen == 3
     # A late job has its own time but none before earlier changes.
     held = opened(cluster(4), job("a", at=10))
     with pytest.raises(ValueError, match='"a" was submitted before'):
@@ -215,7 +220,9 @@ def test_each_change_is_shown_once_and_none_before_earlier_ones() -> None:
         held.submit(job("a"), 3)
     held.submit(job("late", at=20), 60)
     held.submit(job("early", at=99), 60)
-    assert [(change.time_s, change.kind, change.job and change.job.id) for change in held.changes] == [
+    assert [
+        (change.time_s, change.kind, change.job and change.job.id) for change in held.changes.entries
+    ] == [
         (10, "arrived", "a"),
         (50, "finished", "a"),
         (50, "arrived", "late"),
@@ -232,7 +239,7 @@ def test_what_a_log_holds_is_taken_over_without_asking():
     assert adopt(held, 8, AllocationUpdate("a", (("n0", 2),))) == ["move"]
     assert adopt(held, 9, AllocationUpdate("a")) == ["preempt"]
     assert adopt(held, 9, AllocationUpdate("a", (), 64)) == []
-    assert held.free.by_type == {"gpu": 8}
+    assert held.cluster.free.by_type == {"gpu": 8}
     assert held.jobs["a"].attained_service_s(9) == 2 * 3 + 1 * 2 + 1 * 2
 
 
@@ -264,9 +271,9 @@ class Counts(Says):
 )
 def test_state_that_fits_is_shown_only_what_came_after_it(carried: PolicyState | None, total: int):
     held = opened(cluster(4), job("a"), job("b"), policy=Counts)
-    assert held.carry(carried) is (total == 10)
+    assert held.restore_state(carried) is (total == 10)
     held.decide(1)
-    assert (held.policy.total, held.changes_seen) == (total, 2)
+    assert (held.policy.total, held.changes.seen) == (total, 2)
 
 
 def test_draws_go_on_in_a_copy_and_unexecuted_ends_are_shown() -> None:
@@ -284,6 +291,6 @@ def test_draws_go_on_in_a_copy_and_unexecuted_ends_are_shown() -> None:
     held.policy.next = Decision({"a": Target(2)}, outlasts_ends=True)
     held.submit(job("c", at=1.0), 1.0)
     held.decide(1.0)
-    held.put_back([before], 1.0)
+    held.rollback([before], 1.0)
     held.end("b", 2.0)
     assert not held.leaves_unasked(2.0)

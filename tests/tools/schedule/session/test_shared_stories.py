@@ -62,22 +62,22 @@ def story(
 
 
 def happen(held: Session, event: str, rng: Random, new: Job, time_s: float) -> None:
-    name = rng.choice(held.nodes).name
+    name = rng.choice(held.cluster.nodes).name
     match event:
         case "arrive":
             held.submit(new, time_s)
         case "end" if jobs := sorted(held.jobs.keys() - {"always"}):
             held.end(rng.choice(jobs), time_s)
-        case "withdraw" if held.free.free_on(name):
-            held.withdraw(f"{name}/0", time_s, time_s + 100.0)
+        case "withdraw" if held.cluster.free.free_on(name):
+            held.cluster.withdraw(f"{name}/0", time_s, time_s + 100.0)
         case "down":
-            held.node_down(name, time_s)
+            held.maintenance.node_down(name, time_s)
         case "up":
-            held.node_up(name, time_s)
+            held.maintenance.node_up(name, time_s)
         case "drain":
-            held.drain(name, time_s, now=rng.random() < 0.5)
+            held.maintenance.drain(name, time_s, now=rng.random() < 0.5)
         case "resume":
-            held.resume(name, time_s)
+            held.maintenance.undrain(name, time_s)
 
 
 def grows(snapshot: Snapshot) -> Decision:
@@ -116,7 +116,7 @@ def test_where_all_gpus_are_guaranteed(seed: int):
         assert all(has[each.user] + each.min_gpus > firm[each.user] for each in waiting)
         # Where jobs of one team wait, nothing is kept for others.
         if len({each.user for each in waiting}) == 1:
-            assert min(each.min_gpus for each in waiting) > sum(held.free.by_type.values())
+            assert min(each.min_gpus for each in waiting) > sum(held.cluster.free.by_type.values())
         # Only borrowed GPUs are taken, and only for another team.
         lost = {name: gpus - held.jobs[name].gpus for name, gpus in before.items()}
         for team in {user[name] for name, gpus in lost.items() if gpus > 0}:

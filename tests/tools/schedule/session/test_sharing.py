@@ -42,22 +42,22 @@ def test_two_jobs_share_gpus_and_one_that_stays_has_full_speed() -> None:
     a, b = held.jobs["a"], held.jobs["b"]
     assert a.placement == b.placement == (("n0", 2),)
     assert (a.beside, b.beside) == ("b", "a")
-    assert held.free.by_type == {"gpu": 2}
+    assert held.cluster.free.by_type == {"gpu": 2}
     assert a.samples_per_second == b.samples_per_second == 0.75 * 2
     assert a.samples_done(10) == 15
     # A job that stays alone goes on at full speed.
     held = pair(gpu_seconds=100)
     held.end("b", 10)
     a = held.jobs["a"]
-    assert held.ended["b"].attained_service_s(99) == 10, "shared GPUs count one half for each"
+    assert held.book.ended["b"].attained_service_s(99) == 10, "shared GPUs count one half for each"
     assert a.attained_service_s(20) == 10 + 2 * 10
     assert a.beside is None
-    assert held.slowed["a"] == a.samples_per_second == 2
+    assert held.allocator.slowed["a"] == a.samples_per_second == 2
     assert a.samples_done(10) == 15
     assert a.finish_time_s() == 10 + 85 / 2
-    assert held.free.by_type == {"gpu": 0}
+    assert held.cluster.free.by_type == {"gpu": 0}
     held.end("a", 20)
-    assert held.free.by_type == {"gpu": 2}
+    assert held.cluster.free.by_type == {"gpu": 2}
 
 
 def test_one_of_two_may_leave_or_both_leave_a_node() -> None:
@@ -65,51 +65,51 @@ def test_one_of_two_may_leave_or_both_leave_a_node() -> None:
     held.submit(job("c", gpus=2), 5.0)
     before = [AllocationUpdate.of(each) for each in held.jobs.values()]
     assert steps(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "start")]
-    held.put_back(before, 5)  # the decision came to nothing
+    held.rollback(before, 5)  # the decision came to nothing
     assert {each.id: each.beside for each in held.jobs.values()} == {"a": "b", "b": "a", "c": None}
-    assert held.free.by_type == {"gpu": 0}
+    assert held.cluster.free.by_type == {"gpu": 0}
     assert steps(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "resume")]
     assert (held.jobs["b"].beside, held.jobs["a"].beside) == ("c", None)
     assert steps(held, 6, b=0, c=0) == [("b", "preempt"), ("c", "preempt")]
-    assert held.free.by_type == {"gpu": 2}
+    assert held.cluster.free.by_type == {"gpu": 2}
     # A job moves away from its company and back.
     held = pair(shared(2, 2))
     assert steps(held, 5, b=2) == [("b", "move")]
     assert held.jobs["b"].placement == (("n1", 2),)
     assert held.jobs["a"].samples_per_second == 2
     assert steps(held, 9, b=beside("a")) == [("b", "move")]
-    assert held.free.by_type == {"gpu": 2}
+    assert held.cluster.free.by_type == {"gpu": 2}
     # Of a pair one that is held stops alone.
     held = pair()
-    held.hold_back("a", 2, "its owner")
+    held.admission.hold("a", 2, "its owner")
     assert steps(held, 2) == [("a", "preempt")]
     assert held.jobs["b"].samples_per_second == 2
     # Pair leaves a node that is drained or vanishes together.
     held = pair(shared(2, 4))
-    held.drain("n0", 1, now=True)
+    held.maintenance.drain("n0", 1, now=True)
     assert steps(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]
     assert held.jobs["b"].placement == (("n1", 2),)
-    assert [lost.id for lost in held.node_down("n1", 3)] == ["a", "b"]
+    assert [lost.id for lost in held.maintenance.node_down("n1", 3)] == ["a", "b"]
     assert all(state.beside is None and not state.gpus for state in held.jobs.values())
-    held.node_up("n1", 4)
-    assert held.free.by_type == {"gpu": 4}
+    held.maintenance.node_up("n1", 4)
+    assert held.cluster.free.by_type == {"gpu": 4}
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_a_drained_node_that_two_share_is_free_after_both(first: str) -> None:
     held = opened(shared(2, 2), job("a", gpus=4), job("b", gpus=4))
     steps(held, 0, a=4, b=beside("a", 4))
-    held.drain("n0", 1, now=False)
-    assert (held.free.by_type["gpu"], held.up_gpus) == (0, 0)
-    held.resume("n0", 1)
-    assert (held.free.by_type["gpu"], held.up_gpus) == (0, 4), "shared GPUs are taken once"
-    held.drain("n0", 1, now=False)
+    held.maintenance.drain("n0", 1, now=False)
+    assert (held.cluster.free.by_type["gpu"], held.cluster.up_gpus) == (0, 0)
+    held.maintenance.undrain("n0", 1)
+    assert (held.cluster.free.by_type["gpu"], held.cluster.up_gpus) == (0, 4), "shared GPUs are taken once"
+    held.maintenance.drain("n0", 1, now=False)
     held.end(first, 2)
-    assert (held.free.by_type["gpu"], held.up_gpus) == (0, 0)
+    assert (held.cluster.free.by_type["gpu"], held.cluster.up_gpus) == (0, 0)
     held.end("b" if first == "a" else "a", 3)
-    assert (held.free.by_type["gpu"], held.up_gpus) == (2, 2)
-    held.resume("n0", 4)
-    assert (held.free.by_type["gpu"], held.up_gpus) == (4, 4)
+    assert (held.cluster.free.by_type["gpu"], held.cluster.up_gpus) == (2, 2)
+    held.maintenance.undrain("n0", 4)
+    assert (held.cluster.free.by_type["gpu"], held.cluster.up_gpus) == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_jobs_of_unknown_memory_or_of_other_policies_stay_alone() -> None:
     assert steps(held, 3, a=2, b=beside("a")) == [("a", "resume")], "b has no place, and waits on"
     # A policy that declares not to pack may not.
     held = opened(shared(2), job("a", gpus=2), job("b", gpus=2), policy=Says)
-    held.adopt([AllocationUpdate("a", (("n0", 2),))], 0)
-    held.adopt([AllocationUpdate("b", (("n0", 2),), beside="a")], 1)
+    held.set_allocations([AllocationUpdate("a", (("n0", 2),))], 0)
+    held.set_allocations([AllocationUpdate("b", (("n0", 2),), beside="a")], 1)
     assert held.jobs["a"].beside == "b"
     assert steps(held, 2) == [("b", "preempt")]
     assert held.jobs["a"].samples_per_second == 2
@@ -158,23 +158,27 @@ def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
     for order in (("a", "b"), ("b", "a")):
         held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
         other = {"a": "b", "b": "a"}
-        held.adopt([AllocationUpdate(each, place, beside=other[each]) for each in order], 0)
+        held.set_allocations([AllocationUpdate(each, place, beside=other[each]) for each in order], 0)
         assert [state.beside for state in held.jobs.values()] == ["b", "a"]
-        assert held.free.by_type == {"gpu": 0}
+        assert held.cluster.free.by_type == {"gpu": 0}
     # A job that joins one that leaves is alone and pairs swap places.
     held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
     steps(held, 0, a=2)
-    held.adopt([AllocationUpdate("b", (("n0", 2),), beside="a"), AllocationUpdate("a", (("n1", 2),))], 1)
+    held.set_allocations(
+        [AllocationUpdate("b", (("n0", 2),), beside="a"), AllocationUpdate("a", (("n1", 2),))], 1
+    )
     assert [each.beside for each in held.jobs.values()] == [None, None]
     assert [each.placement for each in held.jobs.values()] == [(("n1", 2),), (("n0", 2),)]
     held = opened(shared(2, 2), *(job(name, gpus=2) for name in "abc"))
     steps(held, 0, a=2, b=beside("a"), c=2)
     places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
     company = {"b": "a"}
-    held.adopt([AllocationUpdate(name, place, beside=company.get(name)) for name, place in places.items()], 1)
+    held.set_allocations(
+        [AllocationUpdate(name, place, beside=company.get(name)) for name, place in places.items()], 1
+    )
     found = {each.id: (each.placement, each.beside) for each in held.jobs.values()}
     assert found == {"a": (places["a"], "b"), "b": (places["b"], "a"), "c": (places["c"], None)}
-    assert held.free.by_type == {"gpu": 0}
+    assert held.cluster.free.by_type == {"gpu": 0}
 
 
 def stands(held: Session) -> tuple[object, ...]:
@@ -183,8 +187,15 @@ def stands(held: Session) -> tuple[object, ...]:
         (each.id, each.placement, each.beside, each.samples_per_second, each.gpus, each.rescales)
         for each in held.jobs.values()
     ]
-    nodes = [(node.gpus, node.up) for node in held.nodes]
-    return jobs, nodes, dict(held.free.by_type), held.up_gpus, len(held.changes), dict(held.admission.bound)
+    nodes = [(node.gpus, node.up) for node in held.cluster.nodes]
+    return (
+        jobs,
+        nodes,
+        dict(held.cluster.free.by_type),
+        held.cluster.up_gpus,
+        len(held.changes.entries),
+        dict(held.hidden.bound),
+    )
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -192,7 +203,7 @@ def test_where_one_job_cannot_hold_what_log_says_nothing_changes(drained: bool) 
     held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2), job("c", gpus=2))
     steps(held, 0, a=2, b=beside("a"), c=2)
     if drained:
-        held.drain("n0", 1, now=False)
+        held.maintenance.drain("n0", 1, now=False)
     before = stands(held)
     wrong = [
         [AllocationUpdate("a", (("n0", 1),))],
@@ -207,10 +218,10 @@ def test_where_one_job_cannot_hold_what_log_says_nothing_changes(drained: bool) 
     ]
     for updates in wrong:
         with pytest.raises(ValueError, match="cannot hold"):
-            held.adopt(updates, 2)
+            held.set_allocations(updates, 2)
         assert stands(held) == before
     with pytest.raises(KeyError):
-        held.adopt([AllocationUpdate("c"), AllocationUpdate("z")], 2)
+        held.set_allocations([AllocationUpdate("c"), AllocationUpdate("z")], 2)
     assert stands(held) == before
 
 
@@ -218,11 +229,11 @@ def test_teams_use_half_of_the_gpus_that_their_jobs_share() -> None:
     teams = Shares(teams={"x": Team(), "y": Team()}, half_life_hours=1e4)
     held = opened(shared(2, shares=teams), job("a", gpus=2, team="x"), job("b", gpus=2, team="y"))
     both = (("n0", 2),)
-    held.adopt([AllocationUpdate("a", both), AllocationUpdate("b", both, beside="a")], 0.0)
+    held.set_allocations([AllocationUpdate("a", both), AllocationUpdate("b", both, beside="a")], 0.0)
     assert held.usage is not None
     assert dict(held.usage.until(10.0)) == pytest.approx({Owner("x"): 10.0, Owner("y"): 10.0})
     held.end("b", 10.0)
     assert dict(held.usage.until(20.0)) == pytest.approx({Owner("x"): 30.0, Owner("y"): 10.0})
-    held.adopt([AllocationUpdate("a")], 20.0)
+    held.set_allocations([AllocationUpdate("a")], 20.0)
     assert dict(held.usage.until(30.0)) == pytest.approx({Owner("x"): 30.0, Owner("y"): 10.0})
     assert held.usage.held == {}

@@ -51,9 +51,8 @@ from pliant.tools.run.statedir.log.fold import (
     fold,
 )
 from pliant.tools.schedule.from_log import SessionFold
-from pliant.tools.schedule.jobs import JobState, NodeState
-from pliant.tools.schedule.session.quarantine import Quarantine
-from pliant.tools.schedule.session.saved import Basis, LazyDict, SavedSession, SessionFacts, raw_of
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.session.saved import STATES, Basis, LazyDict, SavedSession, SessionFacts, raw_of
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
 
@@ -99,8 +98,8 @@ class Rebuilding:
 
 def folds_to() -> str:
     """Identifies what a log is folded to: snapshots with another value are not used."""
-    names = [[field.name for field in fields(kind)] for kind in (JobLog, RunLog, SessionFacts)]
-    slots = [JobState.__slots__, NodeState.__slots__, Change._fields, list(vars(Quarantine()))]
+    names = [[field.name for field in fields(kind)] for kind in (JobLog, RunLog, SessionFacts, *STATES)]
+    slots = [JobState.__slots__, Change._fields]
     text = json.dumps([__version__, MEANING, names, slots])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

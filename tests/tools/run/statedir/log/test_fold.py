@@ -391,12 +391,12 @@ def test_slots_that_failed_wait_and_shared_gpus_are_shared() -> None:
     later_s = 20.0 + 365 * 86400
     (out,) = known.out_of_service(later_s).values()
     assert out.reason == "new workers of 3 jobs died there, last of a: no memory"
-    session.advance(later_s)
-    assert session.up_gpus == 1
+    session.cluster.at(later_s)
+    assert session.cluster.up_gpus == 1
     resumed = Event(later_s, "undrain", detail={"node": "n0", "user": "ada", "order": 1})
     known.add(resumed)
     apply_events(session, [resumed])
-    assert (known.out_of_service(later_s), session.up_gpus) == ({}, 2)
+    assert (known.out_of_service(later_s), session.cluster.up_gpus) == ({}, 2)
     assert not known.slot_faults.deaths_on("n0/1")
     line = closed_lines(Status(fold(events)), 30.0)
     assert line == [f"slot n0/1 gets no job until pliant resume n0: {out.reason}"]

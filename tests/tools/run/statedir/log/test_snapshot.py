@@ -96,8 +96,8 @@ def session_of(events: Iterable[Event], saved: SavedSession | None = None) -> di
     session = run_of(events, saved)
     shared = ("policy", "cluster", "speeds", "capacities", "_rng", "_rules", "free")
     result = {name: by_value(value) for name, value in vars(session).items() if name not in shared}
-    free = {node.name: session.free.free_on(node.name) for node in session.nodes}
-    return {**result, "free": free, "by_type": dict(session.free.by_type)}
+    free = {node.name: session.cluster.free.free_on(node.name) for node in session.cluster.nodes}
+    return {**result, "free": free, "by_type": dict(session.cluster.free.by_type)}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -496,7 +496,7 @@ def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_pa
         kept, rest = view.history(BASIS)
         session = run_of(rest, kept)
         assert placements(session.jobs) == placements(known.active)
-        assert session.admission.held.keys() == {job_id for job_id, job in known.active.items() if job.held}
+        assert session.hidden.held.keys() == {job_id for job_id, job in known.active.items() if job.held}
         for again in (by_repair, by_going_on):
             twin = StateDir(tmp_path / f"{again.__name__}-{number}")
             shutil.copytree(one.path, twin.path, ignore=HOME)
@@ -683,8 +683,8 @@ def test_wherever_a_log_is_cut_slots_and_retries_are_as_before(tmp_path: Path) -
             assert restoring(restored, known) == [], where
             assert session.quarantine.out_of_service == there.quarantine.out_of_service, where
             assert session.quarantine.held_until_s("b") == there.quarantine.held_until_s("b"), where
-            assert [session.free.free_on(name) for name in NODE_GPUS] == [
-                there.free.free_on(name) for name in NODE_GPUS
+            assert [session.cluster.free.free_on(name) for name in NODE_GPUS] == [
+                there.cluster.free.free_on(name) for name in NODE_GPUS
             ], where
         assert restoring(events, known) == [], "nothing is lost"
     events = SICK_SLOTS[:8]

@@ -171,7 +171,7 @@ def play(policy: Policy, nodes: Cluster, jobs: Iterable[Job], throughput: Throug
     played, coming, now_s = Played(held), in_order_of_arrival(jobs), 0.0
     while (next_s := advance(held, now_s, coming)) is not None:
         now_s = next_s
-        for job_id in held.ended:
+        for job_id in held.book.ended:
             played.end_s.setdefault(job_id, now_s)
         held.decide(now_s)
         played.sizes_at[now_s] = builders.sizes(held)

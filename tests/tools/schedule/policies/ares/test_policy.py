@@ -89,7 +89,7 @@ def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch() -> None:
     assert [shares(share, plan.accum) for share in shares(50, 2)] == [(7, 6, 6, 6), (7, 6, 6, 6)]
 
     held = opened(Ares(), cluster(4), job("a", gpus=4, gpu_seconds=40, batch=64))
-    held.adopt([AllocationUpdate("a", (("n0", 4),), 128)], 0)
+    held.set_allocations([AllocationUpdate("a", (("n0", 4),), 128)], 0)
     assert steps(held, 0) == {"a": "rebatch"}
     assert held.jobs["a"].global_batch == 64
 
@@ -106,13 +106,13 @@ def test_jobs_of_unchanged_size_keep_their_gpus() -> None:
     assert steps(held, 3) == {"a": "resume"}
 
     held = started(Ares(), cluster(4, 4), job("a", gpus=8, low=1, gpu_seconds=80))
-    held.node_down("n1", 1)
+    held.maintenance.node_down("n1", 1)
     assert steps(held, 1) == {"a": "resume"}
     assert sizes(held) == {"a": 4}
-    held.node_up("n1", 2)
+    held.maintenance.node_up("n1", 2)
     assert steps(held, 2) == {"a": "grow"}
-    held.node_down("n0", 3)
-    held.node_down("n1", 3)
+    held.maintenance.node_down("n0", 3)
+    held.maintenance.node_down("n1", 3)
     assert steps(held, 3) == {}
     assert sizes(held) == {}
 
@@ -179,7 +179,7 @@ def test_a_scattered_job_is_gathered_where_that_pays(compact_s: float | None, mo
     """
     jobs = [job(name, gpus=g, gpu_seconds=s) for name, g, s in (("a", 2, 10), ("c", 2, 12), ("b", 4, 400))]
     held = opened(Ares(compact_s=compact_s), cluster(4, 4), *jobs, throughput=SPREAD)
-    held.adopt([AllocationUpdate("a", (("n0", 2),)), AllocationUpdate("c", (("n1", 2),))], 0)
+    held.set_allocations([AllocationUpdate("a", (("n0", 2),)), AllocationUpdate("c", (("n1", 2),))], 0)
     held.decide(0)
     assert held.jobs["b"].placement == (("n0", 2), ("n1", 2))
     for name in "ac":

@@ -30,8 +30,8 @@ def test_finishes_stay_and_late_arrivals_take_the_logs_time() -> None:
     assert held.policy.dump_state()["jobs"] == {"a": 400, "b": 44}
 
     held = started(Ares(), cluster(2, 2), work("a", 400))
-    held.node_down("n1", 10)  # V = 40
-    held.node_up("n1", 20)  # V = 60
+    held.maintenance.node_down("n1", 10)  # V = 40
+    held.maintenance.node_up("n1", 20)  # V = 60
     joined(held, 25, work("b", 1, at=25))  # V = 80
     assert held.policy.dump_state()["jobs"]["b"] == 81
 

@@ -64,10 +64,10 @@ def test_sizes_change_at_intervals_that_ends_cut_short() -> None:
     held = begun(elastic("a"))
     assert sizes(held) == {"a": 8}
     assert joined(held, 100, elastic("b", at=100)) == {"a": 8}
-    assert held.ask_again_s == 600
+    assert held.decided.ask_again_s == 600
     assert held.explain(100)["b"].reason == "waits for the next scaling, in 500 s"
     assert decided(held, 600) == {"a": 7, "b": 1}
-    assert held.ask_again_s is None, "nothing is left to look at"
+    assert held.decided.ask_again_s is None, "nothing is left to look at"
     same_moment = joined(held, 600, elastic("c", at=600))
     assert same_moment == {"a": 6, "b": 1, "c": 1}, "whatever happens at the moment takes part"
     assert joined(held, 601, elastic("d", at=601)) == same_moment
@@ -96,20 +96,20 @@ def test_jobs_that_do_not_fit_are_dropped_and_quotas_are_kept() -> None:
     jobs = [elastic("a", low=5), elastic("b", low=4), elastic("c", low=3)]
     for strict, result, dropped in ((False, {"a": 5, "c": 3}, {"b"}), (True, {"a": 8}, {"b", "c"})):
         held = begun(*jobs, mode="drop", strict=strict)
-        assert (sizes(held), set(held.ended)) == (result, dropped)
+        assert (sizes(held), set(held.book.ended)) == (result, dropped)
 
     held = begun(elastic("a", low=6), mode="drop")
     joined(held, 100, elastic("b", at=100, low=4))
     assert "b" in held.jobs
     held.decide(600)
-    assert "b" in held.ended
+    assert "b" in held.book.ended
 
     jobs = [elastic(name, low=3, high=4) for name in "ab"]
     held = started(ElasticDp(mode="drop"), cluster(4, 4), *jobs, throughput=SPEEDS)
-    held.node_down("n0", 10)
+    held.maintenance.node_down("n0", 10)
     assert sum(decided(held, 600).values()) == 4
     assert len(held.jobs) == 2
-    held.node_up("n0", 610)
+    held.maintenance.node_up("n0", 610)
     assert decided(held, 1200) == {"a": 4, "b": 4}
     # A quota limits each named user.
     jobs = [elastic("a", user="ann"), elastic("b", user="ann"), elastic("c", "slow", user="bob")]
@@ -117,7 +117,7 @@ def test_jobs_that_do_not_fit_are_dropped_and_quotas_are_kept() -> None:
     held = begun(*jobs, elastic("d", user="ann", low=3), elastic("e", user="ann", low=5), quota=4)
     assert sizes(held) == {"a": 3, "b": 1, "c": 4}
     assert held.explain(0)["d"].reason == "needs 3 GPUs, its user's quota has 2 left"
-    assert "e" in held.ended, "it would never fit"
+    assert "e" in held.book.ended, "it would never fit"
     assert sizes(begun(elastic("a"), quota=4)) == {"a": 8}, "jobs without a user have no quota"
 
 
@@ -152,7 +152,7 @@ def test_types_moments_and_ends_of_a_decision() -> None:
     assert held.explain(1)["late"].needs_gpus == 5
 
     held = begun(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
-    assert set(held.ended) == {"giant", "wide"}
+    assert set(held.book.ended) == {"giant", "wide"}
     # A moment is answered once and ends count against it.
     times = ScalingTimes(600, None)
     assert asked(times, [change(0), change(0)], 0)

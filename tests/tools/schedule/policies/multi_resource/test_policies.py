@@ -36,15 +36,15 @@ def test_drf_levels_shares_and_rrh_earns_most() -> None:
 
     # A worker takes a third of the CPUs or a seventh of the slots.
     held = session(Drf(), NODES)
-    held.withdraw("n/0", 0.0, 60.0)
+    held.cluster.withdraw("n/0", 0.0, 60.0)
     assert joined(held, 0.0, elastic("a", 4), elastic("b", 0)) == {"a": 2, "b": 5}
     # RRH rejects what would make another late.
     held = started(Rrh(), NODES, rigid("a", 90, **LATE), rigid("b", 500, value=50))
     assert sizes(held) == {"a": 8}
     assert set(held.jobs) == {"a"}
-    admitted = {name: statement["admitted"] for name, statement in held.admissions.items()}
+    admitted = {name: statement["admitted"] for name, statement in held.decided.admissions.items()}
     assert admitted == {"a": True, "b": False}
-    assert held.admissions["b"]["payoff"] < 0 < held.admissions["a"]["payoff"]
+    assert held.decided.admissions["b"]["payoff"] < 0 < held.decided.admissions["a"]["payoff"]
     # RRH pauses for a job that earns more per second.
     held = started(Rrh(), NODES, rigid("a", 500, value=50))
     assert joined(held, 10, rigid("b", 90, at=10, value=60)) == {"b": 8}
@@ -102,16 +102,16 @@ def test_slots_have_prices_and_jobs_take_slots_and_demands() -> None:
     assert dict(zip(servers.resources, servers.workers[0].tolist(), strict=True))["gpu"] == 2
     # A slot out of service leaves resources as they were.
     held = session(make_policy("fifo"), CLUSTER)
-    before = ServerNodes(held.nodes).now()
-    held.withdraw("w0/0", 0.0, 60.0)
-    after = ServerNodes(held.nodes).now()
+    before = ServerNodes(held.cluster.nodes).now()
+    held.cluster.withdraw("w0/0", 0.0, 60.0)
+    after = ServerNodes(held.cluster.nodes).now()
     assert after.resources == before.resources
     assert after.weights.tolist() == before.weights.tolist()
     assert [row[0] for row in after.workers.tolist()] == [3, 2]
     # A job takes a slot a worker and what it demands.
     demand = {"worker": {"cpu": 2, "bandwidth": 1.25e8}, "ps": {"cpu": 1, "bandwidth": 2.5e8}}
     held = started(make_policy("fifo"), CLUSTER, job("j", gpus=3, resources=demand))
-    nodes = ServerNodes(held.nodes)
+    nodes = ServerNodes(held.cluster.nodes)
     bid = nodes.demands(held.jobs["j"])
     assert bid.worker == pytest.approx([1, 1, 2, 0])
     assert bid.ps == pytest.approx([0, 2, 1, 0])

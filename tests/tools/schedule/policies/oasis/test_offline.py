@@ -87,12 +87,12 @@ def test_the_optimum_waits_and_plans_again_unless_it_is_too_large(monkeypatch: p
     held.submit(trace[0], 0.0)
     assert list(held.snapshot(0.0).future) == trace[1:]
     [turned_away] = held.decide(0.0)
-    assert held.ended["early"].first_start_s is None
+    assert held.book.ended["early"].first_start_s is None
     assert turned_away.reason == "the largest total utility is without it"
-    assert held.admissions["early"] == {"admitted": False, "gap": 0.0}
+    assert held.decided.admissions["early"] == {"admitted": False, "gap": 0.0}
     assert list(held.snapshot(0.0).future) == trace[1:]
     joined(held, 100.0, trace[1])
-    statement = held.admissions["late"]
+    statement = held.decided.admissions["late"]
     assert statement["admitted"]
     assert statement["end_s"] == 300.0
     assert statement["worth"] == pytest.approx(trace[1].utility.worth(200.0), rel=1e-5)
@@ -105,7 +105,7 @@ def test_the_optimum_waits_and_plans_again_unless_it_is_too_large(monkeypatch: p
     held = opened(offline(), trace, cluster(4, 4))
     joined(held, 0.0, trace[0])
     (node, *_), *_ = held.jobs["a"].placement
-    held.node_down(node, 50.0)
+    held.maintenance.node_down(node, 50.0)
     held.decide(50.0)
     assert decided(held, 100.0).keys() == {"a"}
     assert node not in dict(held.jobs["a"].placement)

@@ -65,7 +65,7 @@ def test_a_job_gets_workers_from_the_next_slot_not_planned_full() -> None:
 
     held = bidding(bidder("a", 4, at=30.0))
     assert sizes(held) == {}
-    assert held.ask_again_s == 100.0
+    assert held.decided.ask_again_s == 100.0
     assert decided(held, 100.0) == {"a": 4}
 
     assert sizes(bidding(bidder("a", 4, at=9.0))) == {"a": 4}
@@ -93,10 +93,10 @@ def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
     for gpus in (4, 5):
         held = session(policy(), cluster(gpus))
         if gpus == 5:
-            held.withdraw("n0/0", 0.0, 1e6)
+            held.cluster.withdraw("n0/0", 0.0, 1e6)
         joined(held, 0.0, *rich(5))
         joined(held, 1.0, bidder("poor", 16, at=1.0, value=1.0))
-        admissions.append(held.admissions["poor"])
+        admissions.append(held.decided.admissions["poor"])
     assert admissions[0] == admissions[1]
     assert not admissions[1]["admitted"]
     assert admissions[1]["cost"] > 0
@@ -104,7 +104,7 @@ def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
     # What is known of jobs is taken up again while a slot is out of service.
     kept = bidding(*rich(5), nodes=cluster(5)).policy.dump_state()
     again = session(policy(), cluster(5))
-    again.withdraw("n0/0", 1.0, 1e6)
+    again.cluster.withdraw("n0/0", 1.0, 1e6)
     again.policy.load_state(kept, {})
     again.decide(1.0)
     assert kept["ledger"]["estimate"]
@@ -114,7 +114,7 @@ def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
     held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
     [turned_away] = held.decide(1.0)
     assert (turned_away.step, turned_away.job.id) == ("reject", "poor")
-    statement = held.admissions["poor"]
+    statement = held.decided.admissions["poor"]
     assert not statement["admitted"]
     assert statement["payoff"] == pytest.approx(statement["worth"] - statement["cost"], abs=1e-5)
     assert statement["cost"] > statement["worth"]
@@ -125,7 +125,7 @@ def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
 def test_the_value_that_would_have_been_enough_is_enough(part, admitted):
     held = bidding(*rich(5), quantile=0.5)
     joined(held, 1.0, bidder("poor", 16, at=1.0, value=1.0))
-    least = held.admissions["poor"]["least_value"]
+    least = held.decided.admissions["poor"]["least_value"]
     joined(held, 1.0, bidder("next", 16, at=1.0, value=least * part))
     assert ("next" in held.jobs) is admitted
 
@@ -134,7 +134,7 @@ def test_why_a_job_is_rejected_or_waits_for_another_bid() -> None:
     held = bidding(*rich(8, value=30.0))
     terms = {"at": 1.0, "value": 29.0, "decay": 0.5}
     joined(held, 1.0, bidder("late", 4, target=10.0, **terms))
-    statement = held.admissions["late"]
+    statement = held.decided.admissions["late"]
     assert not statement["admitted"]
     joined(held, 1.0, bidder("later", 4, target=statement["least_target_s"] + 9, **terms))
     assert "later" in held.jobs
@@ -152,19 +152,19 @@ def test_why_a_job_is_rejected_or_waits_for_another_bid() -> None:
     assert [each.step for each in held.decide(400.0)] == ["reject"]
     # A job that cannot end within the slots is rejected.
     held = bidding(bidder("a", 81, most=4))
-    assert held.turned_away == {}
-    assert held.ended["a"].gpus == 0
-    assert held.admissions["a"] == {"admitted": False}
+    assert held.book.rejections == {}
+    assert held.book.ended["a"].gpus == 0
+    assert held.decided.admissions["a"] == {"admitted": False}
 
     held = bidding(job("plain", low=1, high=4, gpu_seconds=100 * SLOT_S), bidder("a", 4))
-    assert held.admissions["plain"]["admitted"]
+    assert held.decided.admissions["plain"]["admitted"]
     assert run_out(held)["plain"] >= 100 * SLOT_S / 4
 
 
 def test_plans_change_where_jobs_or_nodes_do_not_keep_them():
     held = bidding(bidder("a", 16), nodes=cluster(4, 4))
     [(node, _)] = held.jobs["a"].placement
-    held.node_down(node, 50.0)
+    held.maintenance.node_down(node, 50.0)
     held.decide(50.0)
     assert decided(held, 100.0) == {"a": 4}
     assert held.jobs["a"].placement[0][0] != node
@@ -238,7 +238,7 @@ def known_from(at: float, kind: str, folder: Path) -> tuple[float, float, dict[s
     write_jobs(three_jobs(at), named)
     held = bidding(three_jobs(at)[0], bounds_from=named, bounds_by=kind)
     bounds = held.policy._ledger.market.bounds.workers
-    return math.exp(bounds.log_most[0]), math.exp(bounds.log_least), dict(held.admissions["a"])
+    return math.exp(bounds.log_most[0]), math.exp(bounds.log_least), dict(held.decided.admissions["a"])
 
 
 @pytest.mark.parametrize(("kind", "slot"), [("estimate", 8), ("paper", 40)])

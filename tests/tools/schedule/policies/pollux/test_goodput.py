@@ -78,7 +78,7 @@ def held(name: str = "a", gpus: int = 2, low: int | None = None) -> Session:
 
 
 def goodputs(seen: Session, knowledge: str) -> Goodputs:
-    return Goodputs(seen.speeds, knowledge, lone_accumulates=False)
+    return Goodputs(seen.cluster.speeds, knowledge, lone_accumulates=False)
 
 
 def test_what_a_job_that_measured_little_is_answered() -> None:
@@ -89,7 +89,7 @@ def test_what_a_job_that_measured_little_is_answered() -> None:
     assert table.rates.shape == (2, 9)
 
     result.submit(job("b", high=8, gpus=2), 0.0)
-    profile = goodput.ProfileCandidates(result.speeds)
+    profile = goodput.ProfileCandidates(result.cluster.speeds)
     first, second = (
         profile.of(state, "gpu", 4, goodput.JobLimits(1, 8, 960, 960)) for state in result.jobs.values()
     )
@@ -112,7 +112,7 @@ def test_what_a_job_that_measured_little_is_answered() -> None:
 def test_the_batch_moves_with_the_noise_where_the_job_allows_it() -> None:
     batch, seen = {"size": 64, "min": 32, "max": 256}, held()
     fixed, free = (
-        job_state(job("a", high=8, elastic=elastic, batch=batch), seen.speeds)
+        job_state(job("a", high=8, elastic=elastic, batch=batch), seen.cluster.speeds)
         for elastic in ("size", "size+batch")
     )
     fixed.noise_scale = free.noise_scale = 100.0
@@ -123,7 +123,7 @@ def test_the_batch_moves_with_the_noise_where_the_job_allows_it() -> None:
     assert measuring.limits(free, POOL)[2:4] == (32, 32)
     # A new noise scale chooses another batch.
     seen, batch = held(), {"size": 64, "min": 64, "max": 4096}
-    state = job_state(job("a", high=8, elastic="size+batch", batch=batch), seen.speeds)
+    state = job_state(job("a", high=8, elastic="size+batch", batch=batch), seen.cluster.speeds)
     state.observe(Observation((1,), 64, 1, 0.74, 0.0))
     state.observe(Observation((1,), 128, 1, 1.38, 0.0))
     measuring, batches = goodputs(seen, "measured"), []

@@ -108,7 +108,7 @@ def test_jobs_of_several_nodes_never_meet(nodes, limits):
     for number, (low, more) in enumerate(limits):
         spec = job(f"j{number}", at=60.0 * number, gpus=low, low=low, high=low + more, model="fast")
         joined(held, spec.submit_time, spec)
-        for node, most in zip(held.nodes, nodes, strict=True):
+        for node, most in zip(held.cluster.nodes, nodes, strict=True):
             here = [state for state in held.jobs.values() if node.name in dict(state.placement)]
             assert sum(dict(state.placement)[node.name] for state in here) <= most
             assert sum(len(state.placement) > 1 for state in here) <= 1
