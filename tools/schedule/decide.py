@@ -120,7 +120,7 @@ def decide(
                 if session.submit_accepted(job, now_s) is not None:
                     session.end(job.id, now_s, "rejected")
                 session.book.rejections[job.id] = too_large[job.id]
-    session.book.rejections |= session.end_unsatisfiable(now_s, "rejected")
+    session.book.rejections.update(session.end_unsatisfiable(now_s, "rejected"))
     future = [job for job in fitting if job.submit_time > now_s]
     schedule = _ask(session, now_s, question, future, profile)
     if jobs and len(schedule.rejected) == len(jobs):

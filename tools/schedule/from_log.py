@@ -134,9 +134,9 @@ class SessionFold:
         self._together: list[Event] = []
         self._events = 0
         if saved is not None:
-            from pliant.tools.schedule.session.saved import take_up
+            from pliant.tools.schedule.session.saved import resume
 
-            self._together = take_up(session, saved)
+            self._together = resume(session, saved)
             self._events = saved.facts.events
 
     def add(self, event: Event) -> None:

@@ -31,7 +31,9 @@ from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import PolicyError, in_words
 from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition
-from pliant.tools.schedule.session.session import ForecastLog, IdleLimit, Session, why_left
+from pliant.tools.schedule.session.forecast_log import ForecastLog
+from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
+from pliant.tools.schedule.session.session import Session
 
 T = TypeVar("T")
 _NOT_ITS_FAULT: Final = (MemoryError, ServiceMissingError)

@@ -69,6 +69,9 @@ def written(folder: Path, events: Sequence[Event], *cuts: int, basis: Basis = BA
     return state
 
 
+_SHARED = ("policy", "speeds", "capacities", "rng", "rules", "free", "_asked", "_policy")
+
+
 def by_value(thing: object) -> Any:
     """All that a session holds, by value: whatever an attribute is called."""
     if isinstance(thing, JobState):
@@ -83,7 +86,7 @@ def by_value(thing: object) -> Any:
     if hasattr(thing, "__slots__") and not isinstance(thing, LazyDict):
         return {name: by_value(getattr(thing, name)) for name in thing.__slots__}
     if type(thing).__module__.startswith("pliant.tools.schedule") and hasattr(thing, "__dict__"):
-        return {name: by_value(value) for name, value in vars(thing).items()}
+        return {name: by_value(value) for name, value in vars(thing).items() if name not in _SHARED}
     return thing
 
 
@@ -94,8 +97,7 @@ def run_of(events: Iterable[Event], saved: SavedSession | None = None) -> Sessio
 def session_of(events: Iterable[Event], saved: SavedSession | None = None) -> dict[str, Any]:
     """The session that events lead to, as policies see it."""
     session = run_of(events, saved)
-    shared = ("policy", "cluster", "speeds", "capacities", "_rng", "_rules", "free")
-    result = {name: by_value(value) for name, value in vars(session).items() if name not in shared}
+    result = by_value(session)
     free = {node.name: session.cluster.free.free_on(node.name) for node in session.cluster.nodes}
     return {**result, "free": free, "by_type": dict(session.cluster.free.by_type)}
 
