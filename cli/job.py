@@ -26,6 +26,7 @@ from pliant.schemas.file_io.files import write_stdout
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
     from pliant.tools.report.job_cost import JobCost
+    from pliant.tools.run.gateway.client import Client
     from pliant.tools.run.watch.attempt_code import CodeRecord
     from pliant.tools.run.watch.job_page import Happened, Waiting
     from pliant.tools.run.watch.job_status import JobStatus
@@ -99,22 +100,22 @@ def log(
 
         out_text("".join(f"{line}\n" for line in repaired(directory)))
         return
-    from pliant.tools.run.gateway.client import events_to_come, job_output, last_events
+    from pliant.tools.run.gateway.connect import client_for
 
+    client = client_for(directory)
     shown = Escaping(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     if not is_of_jobs and tail is not None and not follow:
-        for line in last_events(directory, tail):
+        for line in client.events(tail, follow=False):
             write_stdout(line if shown is None else shown.of(line))
         return
     if not (is_of_jobs or follow):
         raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
-    chunks: Iterator[bytes] = events_to_come(directory, tail or 0)
+    chunks: Iterator[bytes] = client.events(tail or 0, follow=True)
     if is_of_jobs:
-        found = chosen_jobs(directory, jobs, user, states)
+        found = chosen_jobs(client, jobs, user, states)
         _check_followed(found if follow else (), attempt)
         chunks = chain.from_iterable(
-            job_output(directory, each, follow=follow, lines=tail, attempt=attempt, rank=rank)
-            for each in found
+            client.output(each, follow=follow, lines=tail, attempt=attempt, rank=rank) for each in found
         )
     for chunk in chunks:
         if chunk:
@@ -157,11 +158,13 @@ def wait(
 
     Example: pliant wait sweep --timeout 2h --state live
     """
-    directory = state_directory(state)
-    wait_for(directory, chosen_jobs(directory, jobs, user, states), timeout)
+    from pliant.tools.run.gateway.connect import client_for
+
+    client = client_for(state_directory(state))
+    wait_for(client, chosen_jobs(client, jobs, user, states), timeout)
 
 
-def wait_for(state: Path, jobs: Sequence[str], timeout_s: float = math.inf) -> None:
+def wait_for(client: Client, jobs: Sequence[str], timeout_s: float = math.inf) -> None:
     """Print a line for each job as it ends.
 
     :raises JobsFailedError: one has not finished.
@@ -170,10 +173,9 @@ def wait_for(state: Path, jobs: Sequence[str], timeout_s: float = math.inf) -> N
     """
     from pliant.schemas.errors import JobsFailedError, JobsTimedOutError, LockedError
     from pliant.schemas.text import counted, one_line
-    from pliant.tools.run.gateway.client import ends_of
 
     failed, late, total, until_s = 0, 0, 0, time.monotonic() + timeout_s
-    for job in ends_of(state, jobs):
+    for job in client.ends_of(jobs):
         if job is None:
             if reader_left(sys.stdout):
                 raise BrokenPipeError
@@ -223,14 +225,15 @@ def stack(
     Example: pliant stack char-lm --state live
     """
     from pliant.schemas.file_io.files import check_output
-    from pliant.tools.run.gateway import client
+    from pliant.tools.run.gateway.client import id_of
+    from pliant.tools.run.gateway.connect import client_for
     from pliant.tools.run.service.stacks import stacks_text
     from pliant.tools.run.watch.stacks import stacks_document
 
     check_output(output)
-    directory = state_directory(state)
-    job = client.meant(directory, job)
-    found = client.stacks(directory, job, within)
+    client = client_for(state_directory(state))
+    job = id_of(client, job)
+    found = client.stacks(job, within)
     if format is Form.json:
         out_or_file(stacks_document(job, found), output)
     else:
@@ -284,27 +287,28 @@ class _Answer:
     """
 
     def __init__(self, state: Path, job_id: str) -> None:
-        from pliant.tools.run.gateway.client import looking, meant
+        from pliant.tools.run.gateway.client import id_of
+        from pliant.tools.run.gateway.connect import client_for
         from pliant.tools.run.statedir.state import no_such_job
         from pliant.tools.run.watch.job_page import waiting_for
         from pliant.tools.run.watch.job_status import known_ids, statuses
 
-        run = looking(state)
-        self.status: Status = run.look(ahead=True)
+        client = client_for(state)
+        self.status: Status = client.status(ahead=True)
         self.now_s = time.time()
-        job_id = meant(state, job_id)
+        job_id = id_of(client, job_id)
         everything = statuses(self.status, self.now_s)
         found = next((each for each in everything if each.id == job_id), None)
         if found is None:
             raise no_such_job(state, [job_id], known_ids(self.status))
         self.job: JobStatus = found
         self.waiting: Waiting | None = waiting_for(found, everything, self.status)
-        happened = run.history(job_id)
+        happened = client.history(job_id)
         self.changes: list[Happened] = [each for each in happened if each.event in _CHANGES]
-        events = run.cost_events(found) if found.log.started_s is not None else None
+        events = client.cost_events(found) if found.log.started_s is not None else None
         self.cost: JobCost | None = None if events is None else self._cost(events)
         self.state = state
-        self.code: list[CodeRecord] = run.code(job_id)
+        self.code: list[CodeRecord] = client.code(job_id)
 
     def _cost(self, events: list[Event]) -> JobCost:
         from pliant.tools.report.job_cost import job_cost

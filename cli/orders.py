@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack, cast
 
 import typer
 
@@ -21,6 +21,8 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, in_gpu_hours
 
 if TYPE_CHECKING:
+    from pliant.schemas.job import Changes
+    from pliant.tools.run.gateway.client import Client, JobOrder
     from pliant.tools.run.statedir.requests import JobAction
 
 ENDED_SHOWN: Final = 20
@@ -54,7 +56,7 @@ def ids(help_text: str) -> Any:
 
 
 def chosen_jobs(
-    state: Path, names: Sequence[str] | None, users: list[str] | None, states: list[str] | None
+    client: Client, names: Sequence[str] | None, users: list[str] | None, states: list[str] | None
 ) -> list[str]:
     """The ids of the jobs that a command is about; a note says if the options leave none.
 
@@ -63,9 +65,9 @@ def chosen_jobs(
     from pliant.cli.status import job_filter
     from pliant.tools.run.gateway.client import chosen
 
-    found = chosen(state, names or (), job_filter(users, None, states, None))
+    found = chosen(client, names or (), job_filter(users, None, states, None))
     if not found:
-        note(f"{state} has no such job in the states and of the users that were named: nothing to do")
+        note(f"{client.state} has no such job in the states and of the users that were named: nothing to do")
     return found
 
 
@@ -84,12 +86,10 @@ def cancel(
 
     Example: pliant cancel 'sweep-*' --state-is waiting --state live
     """
-    from pliant.tools.run.gateway.client import cancel as ask
-
-    directory = state_directory(state)
-    if found := chosen_jobs(directory, jobs, user, states):
-        ask(directory, found)
-        _say_when(directory)
+    client = _client(state)
+    if found := chosen_jobs(client, jobs, user, states):
+        client.cancel(found)
+        _say_when(client)
 
 
 def hold(
@@ -106,8 +106,8 @@ def hold(
 
     Example: pliant hold char-lm --state live
     """
-    directory = state_directory(state)
-    _order(directory, "hold", chosen_jobs(directory, jobs, user, states))
+    client = _client(state)
+    _order(client, "hold", chosen_jobs(client, jobs, user, states))
 
 
 def release(
@@ -123,8 +123,8 @@ def release(
 
     Example: pliant release char-lm --state live
     """
-    directory = state_directory(state)
-    _order(directory, "release", chosen_jobs(directory, jobs, user, states))
+    client = _client(state)
+    _order(client, "release", chosen_jobs(client, jobs, user, states))
 
 
 def priority(
@@ -149,8 +149,8 @@ def priority(
     Example: pliant priority char-lm 10 --state live
     """
     check_priority(value)
-    directory = state_directory(state)
-    _order(directory, "priority", chosen_jobs(directory, jobs, user, states), priority=value)
+    client = _client(state)
+    _order(client, "priority", chosen_jobs(client, jobs, user, states), priority=value)
 
 
 def _new(name: str, metavar: str, text: str, **more: Any) -> Any:
@@ -230,8 +230,8 @@ def update(
     stated |= {name: change for name, change in where.items() if change is not None}
     if not stated:
         raise UsageError("update what? name what is to change, as --gpus, --gpu-type, --batch or --limit")
-    directory = state_directory(state)
-    _order(directory, "update", chosen_jobs(directory, jobs, user, states), changes=stated)
+    client = _client(state)
+    _order(client, "update", chosen_jobs(client, jobs, user, states), changes=cast("Changes", stated))
 
 
 def requeue(
@@ -253,8 +253,8 @@ def requeue(
 
     Example: pliant requeue --state-is failed --from-start --state live
     """
-    directory = state_directory(state)
-    _order(directory, "requeue", chosen_jobs(directory, jobs, user, states), from_start=from_start)
+    client = _client(state)
+    _order(client, "requeue", chosen_jobs(client, jobs, user, states), from_start=from_start)
 
 
 def drain(
@@ -289,13 +289,11 @@ def drain(
 
     Example: pliant drain node7 --state live --reason "new power supply" --now
     """
-    from pliant.tools.run.gateway.client import order_nodes
-
-    directory = state_directory(state)
-    if now or within is not None:
-        _say_what_is_lost(directory, nodes)
-    order_nodes(directory, "drain", nodes, reason=reason, now=now or within is not None, within_s=within)
-    _say_when(directory)
+    client, leaves = _client(state), now or within is not None
+    if leaves:
+        _say_what_is_lost(client, nodes)
+    client.order_nodes("drain", nodes, reason=reason, now=leaves, within_s=within)
+    _say_when(client)
 
 
 def resume(nodes: NODES, state: STATE = None) -> None:
@@ -306,43 +304,43 @@ def resume(nodes: NODES, state: STATE = None) -> None:
 
     Example: pliant resume node7 --state live
     """
-    from pliant.tools.run.gateway.client import order_nodes
-
-    directory = state_directory(state)
-    order_nodes(directory, "resume", nodes)
-    _say_when(directory)
+    client = _client(state)
+    client.order_nodes("resume", nodes)
+    _say_when(client)
 
 
-def _order(state: Path, action: JobAction, jobs: Sequence[str], **how: Any) -> None:
+def _client(state: Path | None) -> Client:
+    from pliant.tools.run.gateway.connect import client_for
+
+    return client_for(state_directory(state))
+
+
+def _order(client: Client, action: JobAction, jobs: Sequence[str], **order: Unpack[JobOrder]) -> None:
     """Order the same for several jobs, and name those that have ended."""
-    from pliant.tools.run.gateway.client import order_jobs
-
     if not jobs:
         return
-    ended, ignores = order_jobs(state, action, jobs, **how)
+    ended, ignores = client.order_jobs(action, jobs, **order)
     for job_id in ended[:ENDED_SHOWN]:
         note(f"job {job_id} has ended: it stays as it is")
     if len(ended) > ENDED_SHOWN:
         note(f"… and {counted(len(ended) - ENDED_SHOWN, 'more job')} that ended stay as they are")
-    _say_when(state)
+    _say_when(client)
     note_ignored_priority(ignores)
 
 
-def _say_what_is_lost(state: Path, nodes: Sequence[str]) -> None:
+def _say_what_is_lost(client: Client, nodes: Sequence[str]) -> None:
     """What jobs on these nodes lose by leaving, which cannot save."""
-    from pliant.tools.run.gateway.client import looking
     from pliant.tools.run.watch.job_status import lost_on
 
-    jobs = looking(state).look().log.active.values()
+    jobs = client.status().log.active.values()
     for job_id, gpu_s in sorted(lost_on(jobs, nodes, time.time()).items())[:ENDED_SHOWN]:
         note(f"job {job_id} loses {in_gpu_hours(gpu_s)}: it has to leave, and does not say that it can save")
 
 
-def _say_when(state: Path) -> None:
+def _say_when(client: Client) -> None:
     """Say so if nothing executes orders at the moment."""
-    from pliant.tools.run.gateway.client import is_served
-
-    if not is_served(state):
+    if not client.is_served:
+        state = client.state
         note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")
 
 

@@ -26,7 +26,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, did_you_mean, harmless
 
 if TYPE_CHECKING:
-    from pliant.tools.run.gateway.client import Looking
+    from pliant.tools.run.gateway.client import Client
     from pliant.tools.run.watch.job_page import Happened
     from pliant.tools.run.watch.job_status import JobFilter, JobStatus
     from pliant.tools.run.watch.status import Status
@@ -247,23 +247,24 @@ def status(
       pliant status --state live --user ada --state-is running,waiting --sort=-gpus
     """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.file_io.limits import garbage_collection_paused
+    from pliant.tools.run.gateway.client import id_of
+    from pliant.tools.run.gateway.connect import client_for
 
     form, output = form_and_file(format, output)
     _check_every(every, watch=watch)
     directory = state_directory(state)
     if job is not None and (user or team or only or pattern or columns or sort):
         raise UsageError("options that choose or order jobs show a list of them: leave the job out")
-    if job is not None and (several := _several(directory, job)):
+    client = client_for(directory)
+    if job is not None and (several := _several(client, job)):
         job, pattern = None, several
     chosen, shown = job_filter(user, team, only, pattern), _columns(columns)
     _check_sort(sort)
 
     def page() -> _Page:
-        from pliant.tools.run.gateway.client import looking, meant
-
-        one = None if job is None else meant(directory, job)
+        one = None if job is None else id_of(client, job)
         recent = not (user or team or only or pattern or every_job)
-        return _Page(looking(directory), directory, one, chosen, shown, sort, explain=explain, recent=recent)
+        return _Page(client, one, chosen, shown, sort, explain=explain, recent=recent)
 
     if not watch:
         with garbage_collection_paused(to_the_end=True):
@@ -273,13 +274,13 @@ def status(
     _show(page(), every)
 
 
-def _several(state: Path, name: str) -> list[str]:
+def _several(client: Client, name: str) -> list[str]:
     """The ids of an array, or a pattern of ids. Returns none for a job."""
-    from pliant.tools.run.gateway.client import PATTERN, known_names
+    from pliant.tools.run.gateway.client import PATTERN
 
     if PATTERN.search(name):
         return [name]
-    known = known_names(state)
+    known = client.names()
     return [] if name in known.ids or name in known.newest else list(known.arrays.get(name, ()))
 
 
@@ -337,7 +338,7 @@ def _once(page: _Page, form: Form, output: str) -> None:
     width = width_for(sys.stdout) if output == "-" else None
     out_or_file(page.text(found, time.time(), width), output, with_colours)
     if page.job is None:
-        note(run_line(found, page.state))
+        note(run_line(found, page.client.state))
         for line in _trouble(found):
             note(line)
 
@@ -346,8 +347,7 @@ def _once(page: _Page, form: Form, output: str) -> None:
 class _Page:
     """What is shown of a state directory."""
 
-    watcher: Looking
-    state: Path
+    client: Client
     job: str | None
     only: JobFilter
     columns: tuple[str, ...] | None
@@ -360,7 +360,7 @@ class _Page:
     """The time of the log's last event, and what had happened to the job by then."""
 
     def look(self) -> Status:
-        return self.watcher.look(ahead=True)
+        return self.client.status(ahead=True)
 
     def text(self, found: Status, now_s: float, width: int | None) -> str:
         from pliant.tools.run.watch.job_page import job_page
@@ -383,12 +383,12 @@ class _Page:
             teams = teams_text(found.teams, width)
             return f"{teams}\n{table}" if teams else table
         job = self._one(self.job, found, now_s)
-        happened, errors = self._happened(found, self.job), self.watcher.errors(job)
+        happened, errors = self._happened(found, self.job), self.client.errors(job)
         return job_page(
             *(job, found, happened, errors, now_s),
-            state=self.state,
-            code=self.watcher.code(job.id),
-            use=self.watcher.use(job),
+            state=self.client.state,
+            code=self.client.code(job.id),
+            use=self.client.usage_of(job),
             width=width,
             explain=self.explain,
         )
@@ -402,13 +402,14 @@ class _Page:
             jobs = sorted_jobs(self.only.of(statuses(found, now_s)), self.sort)
             named = self.columns
             fields = (
-                job_fields(each, self.state) if named is None else column_fields(each, named) for each in jobs
+                job_fields(each, self.client.state) if named is None else column_fields(each, named)
+                for each in jobs
             )
             return status_document(found, fields, now_s)
         job = self._one(self.job, found, now_s)
-        errors = self.watcher.errors(job)
-        about = self._happened(found, self.job), errors, self.watcher.code(job.id)
-        return status_document(found, [described_fields(job, self.state, *about)], now_s)
+        errors = self.client.errors(job)
+        about = self._happened(found, self.job), errors, self.client.code(job.id)
+        return status_document(found, [described_fields(job, self.client.state, *about)], now_s)
 
     def mark(self, found: Status) -> list[tuple[object, ...]]:
         """A value that changes whenever a further table is worth printing."""
@@ -427,7 +428,7 @@ class _Page:
     def _happened(self, found: Status, job_id: str) -> list[Happened]:
         """Takes reading the whole log."""
         if self._history[0] != found.log.last_s:
-            self._history = (found.log.last_s, self.watcher.history(job_id))
+            self._history = (found.log.last_s, self.client.history(job_id))
         return self._history[1]
 
     def _one(self, job_id: str, found: Status, now_s: float) -> JobStatus:
@@ -436,7 +437,7 @@ class _Page:
 
         job = status_of(found, job_id, now_s)
         if job is None:
-            raise no_such_job(self.state, [job_id], known_ids(found))
+            raise no_such_job(self.client.state, [job_id], known_ids(found))
         return job
 
 
@@ -455,7 +456,7 @@ def _show(page: _Page, every_s: float | None) -> None:
 
     def look(width: int | None) -> Screen:
         found = page.look()
-        return page.text(found, time.time(), width), [*_trouble(found), run_line(found, page.state)]
+        return page.text(found, time.time(), width), [*_trouble(found), run_line(found, page.client.state)]
 
     def changed() -> tuple[object, Callable[[], Screen]]:
         found = page.look()
@@ -492,17 +493,17 @@ def top(
     Example: pliant top --state live --watch
     """
     from pliant.schemas.file_io.files import check_output
-    from pliant.tools.run.gateway.client import measuring
+    from pliant.tools.run.gateway.connect import client_for
     from pliant.tools.run.watch.top import sorted_uses, summary_line, top_document, top_text
 
     form, output = form_and_file(format, output)
     _check_every(every, watch=watch)
     if watch:
         _refuse_watched(form, output)
-    by, meter = sort, measuring(state_directory(state))
+    by, client = sort, client_for(state_directory(state))
     if not watch:
         check_output(output)
-        log, uses = meter.look()
+        log, uses = client.usage()
         if form is Form.json:
             out_or_file(top_document(log, sorted_uses(uses, by)), output)
             return
@@ -512,11 +513,11 @@ def top(
         return
 
     def look(width: int | None) -> Screen:
-        log, uses = meter.look()
+        log, uses = client.usage()
         return top_text(sorted_uses(uses, by), time.time(), width), [summary_line(log, uses)]
 
     def changed() -> tuple[object, Callable[[], Screen]]:
-        log, uses = meter.look()
+        log, uses = client.usage()
         mark = [(use.id, use.job.placement, use.progress) for use in uses]
         return mark, lambda: (top_text(sorted_uses(uses, by), time.time()), [summary_line(log, uses)])
 

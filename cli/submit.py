@@ -24,6 +24,7 @@ from pliant.schemas.text import EPOCH_LIKE_S, counted, similar
 
 if TYPE_CHECKING:
     from pliant.schemas.job import Awaited, Job
+    from pliant.tools.run.gateway.client import Client
     from pliant.tools.run.service.submit import Submitted
 
 COMMAND_LINE: Final = "the command line"
@@ -368,7 +369,7 @@ def submit(
     given = dict(locals())
     from pliant.cli.orders import check_priority
     from pliant.schemas.io import write_jobs
-    from pliant.tools.run.gateway.client import submit as ask
+    from pliant.tools.run.gateway.connect import client_for
     from pliant.tools.run.service.submitter import (
         hidden_values,
         of_submitter,
@@ -414,23 +415,24 @@ def submit(
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
+    client = client_for(directory)
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
     for line in dict.fromkeys([*_starts(found), *_shared_files(found)]):
         note(line)
     with _none_submitted(len(found)), _copied(directory, found, snapshot=snapshot) as found:
-        done = ask(
-            *(directory, found, source),
+        done = client.submit(
+            *(found, source),
             folder=Path.cwd(),
             now_s=now_s,
             check_scripts=not no_check,
             numbered=source == COMMAND_LINE and name is None,
             hidden=hidden,
         )
-    _say_what_counts(done, directory, () if source == COMMAND_LINE and name is None else found)
+    _say_what_counts(done, client, () if source == COMMAND_LINE and name is None else found)
     if wait:
         from pliant.cli.job import wait_for
 
-        wait_for(directory, done.ids)
+        wait_for(client, done.ids)
 
 
 @contextmanager
@@ -461,7 +463,7 @@ def _shared_files(jobs: Iterable[Job]) -> Iterator[str]:
         yield f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own"
 
 
-def _say_what_counts(done: Submitted, state: Path, named: Sequence[Job]) -> None:
+def _say_what_counts(done: Submitted, client: Client, named: Sequence[Job]) -> None:
     """The ids, and notes on other names, on what the policy overlooks, and on who takes the jobs up."""
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
     new = [(job.id, job_id) for job, job_id in zip(named, done.ids, strict=False) if job_id != job.id]
@@ -469,14 +471,14 @@ def _say_what_counts(done: Submitted, state: Path, named: Sequence[Job]) -> None
         others = f", and so for {counted(len(new) - 1, 'other job')}" if new[1:] else ""
         note(f'a job "{new[0][0]}" has ended before: it means the new one, {new[0][1]}, from now on{others}')
     from pliant.cli.orders import note_ignored_priority
-    from pliant.tools.run.gateway.client import is_served
 
     note_ignored_priority(done.ignores_priority)
     if done.ignores_weight is not None:
         note(f'policy "{done.ignores_weight}" has no place for weights: they count once another one decides')
     if done.overlooked_deadlines is not None:
         note(f"{done.overlooked_deadlines}: they count once another one decides")
-    if not is_served(state):
+    if not client.is_served:
+        state = client.state
         by = f"from cron, or pliant run --follow --state {state}"
         note(f"no run uses {state} now: they wait for the next one, {by}")
 
@@ -530,23 +532,21 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
     """
     from pliant.schemas.io import job_file
     from pliant.schemas.job import arriving_at
-    from pliant.tools.run.gateway.client import client_of
+    from pliant.tools.run.gateway.connect import client_for
     from pliant.tools.run.service.launching import at_home
     from pliant.tools.run.service.submit import in_utc
-    from pliant.tools.run.statedir.directory import StateDir
 
     if state is None:
         return
-    if client_of(state) is None:
-        dirs = StateDir(state.resolve())
-        if not (dirs.cluster.exists() and dirs.events.is_file()):
-            note(f"no run has begun in {state}: nothing can be predicted")
-            return
+    client = client_for(state)
+    if not client.has_begun:
+        note(f"no run has begun in {state}: nothing can be predicted")
+        return
     from pliant.cli.whatif_answer import answer_whatif, of_new_jobs, remarks
     from pliant.tools.run.gateway.protocol import WhatIfQuestion
 
     new = [in_utc(at_home(job, Path.cwd()), now_s) for job in arriving_at(jobs, 0.0)]
-    answer = answer_whatif(state, WhatIfQuestion(jobs=job_file(new).decode(), source=source))
+    answer = answer_whatif(client, WhatIfQuestion(jobs=job_file(new).decode(), source=source))
     for line in [*of_new_jobs(answer, [job.id for job in new]), *remarks(answer)]:
         note(line)
 
@@ -566,17 +566,13 @@ def of_script(
     :param dry_run: a run of another account does not name it.
     """
     from pliant.schemas.file_io.documents import parse_jobs
-    from pliant.tools.run.gateway.client import client_of, known_names
-    from pliant.tools.run.service.submit import free_id, known_ids
-    from pliant.tools.run.statedir.directory import StateDir
-    from pliant.tools.run.statedir.requests import Spool
+    from pliant.tools.run.gateway.connect import client_for
+    from pliant.tools.run.service.submit import free_id
 
     known: Collection[str] = ()
-    if "id" not in stated and state is not None and state.is_dir() and client_of(state) is None:
-        dirs = StateDir(state.resolve())
-        known = known_ids(dirs, Spool(dirs)) | {path.name for path in dirs.jobs.glob("*")}
-    elif "id" not in stated and dry_run and state is not None and client_of(state) is not None:
-        known = known_names(state).ids
+    if "id" not in stated and state is not None and state.is_dir():
+        client = client_for(state)
+        known = client.used_ids() if dry_run or not client.numbers_jobs else ()
     endings = [""] if array is None else [f"-{number}" for number in array.numbers]
     named = command[1] if command[0] == "-m" and len(command) > 1 else Path(command[0]).stem
     base = re.sub(r"[^A-Za-z0-9._-]", "-", named)
@@ -783,9 +779,9 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
             raise UsageError(f"--after {text}: expected JOB, JOB:ok, JOB:failed or JOB:any")
     if state is None or not state.is_dir():
         return {name: _AWAITED[when] for name, when in pairs}
-    from pliant.tools.run.gateway.client import known_names
+    from pliant.tools.run.gateway.connect import client_for
 
-    ids, arrays, newest = known_names(state)
+    ids, arrays, newest = client_for(state).names()
     known = {*ids, *newest}
     for name, _ in pairs:
         if name not in known and name not in arrays:

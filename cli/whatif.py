@@ -58,7 +58,8 @@ def whatif(
     Example: pliant whatif --policy shadow-price --state live --json
     """
     from pliant.cli.whatif_answer import answer_whatif, document, remarks, table
-    from pliant.tools.run.gateway.client import meant
+    from pliant.tools.run.gateway.client import id_of
+    from pliant.tools.run.gateway.connect import client_for
     from pliant.tools.run.gateway.protocol import WhatIfQuestion
 
     parameters = policy_parameters(param, None)
@@ -66,15 +67,15 @@ def whatif(
         raise UsageError("what if what? name --add-nodes, --remove-node, --cancel or --policy")
     if parameters and policy is None:
         raise UsageError("--param is about the policy that --policy names")
-    directory = state_directory(state)
+    client = client_for(state_directory(state))
     question = WhatIfQuestion(
         add_nodes=add_nodes,
         remove=tuple(remove_node or ()),
-        cancel=tuple(meant(directory, name) for name in cancel or ()),
+        cancel=tuple(id_of(client, name) for name in cancel or ()),
         policy=policy,
         parameters=parameters,
     )
-    answer = answer_whatif(directory, question)
+    answer = answer_whatif(client, question)
     if as_json:
         out_text(json.dumps(document(answer), indent=2) + "\n")
         return

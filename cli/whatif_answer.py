@@ -34,7 +34,7 @@ from pliant.tools.replay.whatif import (
     prediction_errors,
     world_of,
 )
-from pliant.tools.run.gateway.client import client_of
+from pliant.tools.run.gateway.client import Client
 from pliant.tools.run.gateway.handlers import CPU_LIMIT_S, MEMORY_LIMIT_BYTES
 from pliant.tools.run.gateway.protocol import WhatIfQuestion, as_line, said
 from pliant.tools.run.service.submit import check_new
@@ -93,15 +93,15 @@ class WhatIfAnswer:
 WHATIF_ANSWER: Final = TypeAdapter(tuple[WhatIfAnswer], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
-def answer_whatif(state: Path, question: WhatIfQuestion) -> WhatIfAnswer:
+def answer_whatif(client: Client, question: WhatIfQuestion) -> WhatIfAnswer:
     """What is to come as things are, and otherwise, as far as this account may see it.
 
     :raises PliantError: the question makes no sense there, or nothing can be predicted.
     """
-    client = client_of(state)
-    if client is not None:
-        return WHATIF_ANSWER.validate_json(client.whatif(question))[0]
-    return whatif_on_own_files(state, question)
+    answer = client.whatif(question)
+    if answer is not None:
+        return WHATIF_ANSWER.validate_json(answer)[0]
+    return whatif_on_own_files(client.state, question)
 
 
 def whatif_on_own_files(state: Path, question: WhatIfQuestion) -> WhatIfAnswer:
