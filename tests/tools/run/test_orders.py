@@ -11,7 +11,7 @@ from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.job import Changes
-from pliant.tools.run.service.gang import Notice, Notices
+from pliant.tools.run.service.drain_notices import Notice, Notices
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes
 from pliant.tools.run.statedir.directory import StateDir

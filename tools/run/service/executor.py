@@ -36,9 +36,11 @@ from pliant.tools.run.service.allocation import (
     way_to,
 )
 from pliant.tools.run.service.commands import assignment_of, copies, hand_out, read_plan
-from pliant.tools.run.service.gang import Gang, Notices
+from pliant.tools.run.service.drain_notices import Notices
+from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, Submitters, next_handle
-from pliant.tools.run.service.members import Ending, Timeouts, WorkerFailure
+from pliant.tools.run.service.members import Timeouts, WorkerFailure
 from pliant.tools.run.service.reports import (
     AttemptEnded,
     Displaced,
@@ -383,7 +385,7 @@ class Executor:
             yield WorkerEvents(job_id, gang.handle.attempt, tuple(events), serves and settled)
         progress = gang.reported()
         if progress is not None and progress.attempt == gang.handle.attempt:
-            if said := gang.said(progress):
+            if said := gang.script_events(progress):
                 yield WorkerEvents(job_id, gang.handle.attempt, tuple(said), serves)
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
@@ -415,7 +417,7 @@ class Executor:
         """What a gang found out about its slots; its target shrinks to what is left."""
         yield from self._losses(job_id, gang)
         target = self.targets.get(job_id)
-        if (setback := gang.setback()) is not None and target is not None:
+        if (setback := gang.failure()) is not None and target is not None:
             shared = job_id in companions(self.targets)
             after = self.targets[job_id] = setback.without(target, gang.target.allocation.cut, shared=shared)
             if not after.job.can_train_on(after.allocation.gpus):

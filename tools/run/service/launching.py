@@ -49,8 +49,10 @@ from pliant.tools.run.service.commands import (
     units,
     write_plan,
 )
+from pliant.tools.run.service.elastic_gang import ElasticGang
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import Timeouts, WorkerFailure
+from pliant.tools.run.service.rigid_gang import RigidGang
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
@@ -169,12 +171,13 @@ class Launching:
 
     def _gang(self, handle: Handle, plan: Plan, target: Assignment, seen: int = 0) -> Gang:
         with files_of(handle.files):
-            return Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
+            kind = gang_class(target.job)
+            return kind(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
 
-    def publish(self, gang: Gang, plan: Plan, setback: WorkerFailure | None = None) -> None:
+    def publish(self, gang: Gang, plan: Plan, failure: WorkerFailure | None = None) -> None:
         """Give the workers of an attempt a newer plan. If it cannot be written, the plan before stays."""
         write_plan(self._dirs.job(gang.handle.job), plan)
-        gang.take_up(plan, setback)
+        gang.switch_to(plan, failure)
 
     def rescale(self, gang: Gang, target: Assignment, way: InPlace, nodes: Nodes) -> None:
         """Change the workers of an attempt while it trains; new ones leave at once if no plan names them."""
@@ -208,6 +211,10 @@ class Launching:
     def _account(self, job_id: str) -> Credentials | None:
         """:raises BadInputError: the job is root's, and such jobs are refused."""
         return None if self._submitters is None else self._submitters.of(job_id)
+
+
+def gang_class(job: Job) -> type[ElasticGang | RigidGang]:
+    return ElasticGang if job.changes_in_place else RigidGang
 
 
 def next_handle(dirs: StateDir, job_id: str) -> Handle:

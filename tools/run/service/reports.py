@@ -11,7 +11,8 @@ from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.schedule import Allocation
 from pliant.tools.run.service.allocation import ChangeStep, Slot
-from pliant.tools.run.service.members import Ending, WorkerFailure
+from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.rules import IdleJob, Straggler
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S, Fault, SlotFaults

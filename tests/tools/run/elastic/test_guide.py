@@ -25,7 +25,8 @@ from pliant.schemas.job import EpochWork
 from pliant.tools.run import elastic
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.service.members import Timeouts, judge
+from pliant.tools.run.service.endings import judge
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from tests.builders import job

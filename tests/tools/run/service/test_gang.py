@@ -17,7 +17,9 @@ from pliant.tools.run.backends.protocol import Backend, Handle, MemoryKill, Node
 from pliant.tools.run.service import members as members_module
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan
-from pliant.tools.run.service.gang import Gang, Notice
+from pliant.tools.run.service.drain_notices import Notice
+from pliant.tools.run.service.gang import Gang
+from pliant.tools.run.service.launching import gang_class
 from pliant.tools.run.service.members import GangMembers, Timeouts, WorkerFailure
 from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
@@ -70,7 +72,9 @@ class Scene:
         self.backend = Stops()
         handle = Handle("a", 1, self.job.attempt(1).path)
         handle.files.logs.mkdir(parents=True)
-        self.gang = Gang(handle, plan, target, cast("Backend", self.backend), timeouts=TIMES)
+        self.gang: Gang = gang_class(spec)(
+            handle, plan, target, cast("Backend", self.backend), timeouts=TIMES
+        )
         self.gang.statuses = (RUNNING, RUNNING)
 
     def reaches(self, generation: int) -> None:
@@ -106,7 +110,9 @@ class Scene:
     def taken_over(self, seen: int = 0) -> Gang:
         """The gang as the next launcher has it."""
         before, backend = self.gang, cast("Backend", self.backend)
-        after = Gang(before.handle, before.plan, before.target, backend, timeouts=TIMES, seen=seen)
+        after: Gang = gang_class(before.target.job)(
+            before.handle, before.plan, before.target, backend, timeouts=TIMES, seen=seen
+        )
         after.statuses = (RUNNING, RUNNING)
         return after
 
@@ -117,7 +123,7 @@ class Scene:
     def publish(self, plan: Plan, setback: WorkerFailure | None = None) -> None:
         """As the executor does."""
         write_plan(self.job, plan)
-        self.gang.take_up(plan, setback)
+        self.gang.switch_to(plan, setback)
 
 
 @pytest.fixture(params=["size", "none"])
@@ -360,8 +366,8 @@ def test_a_newcomer_that_fails_leaves_the_others_as_they_were(training: Scene, l
     assert training.watch(1.0) == ["kill [2]"]
     assert (training.gang.plan.generation, training.members, training.gang.stopping) == (3, [0, 1], False)
     reason = "the new workers on n1/1 ended before they trained" + (message and f": {message}")
-    assert training.gang.setback() == WorkerFailure((Slot("n1", 1),), reason)
-    assert training.gang.setback() is None, "it is reported once"
+    assert training.gang.failure() == WorkerFailure((Slot("n1", 1),), reason)
+    assert training.gang.failure() is None, "it is reported once"
     assert training.gang.serves(before)
     assert training.gang.plan.cut == training.gang.target.allocation.cut == (8, 1, 1.0)
 
@@ -378,21 +384,21 @@ def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: L
 
 def test_a_slot_that_loses_worker_after_worker_is_given_up(training: Scene, lives: Lives) -> None:
     for number in range(2, 7):
-        assert training.gang.setback() is None
+        assert training.gang.failure() is None
         training.goes_on(training.gang.plan.members[0], make_member(Slot("n1", 0), NodeInfo("n1", 1), number))
         training.reaches(training.gang.plan.generation)
         training.gang.statuses = (*training.gang.statuses, RUNNING)
         lives.of[number] = "gone"
         training.watch(number + 0.5, number + 0.6)
     assert (training.members, training.gang.stopping) == ([0], False)
-    assert training.gang.setback() == WorkerFailure((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
+    assert training.gang.failure() == WorkerFailure((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
 
 
 def test_a_new_worker_is_waited_for_while_it_is_wanted(training: Scene, lives: Lives) -> None:
     training.grows()
     lives.of[2] = "absent"
     assert training.watch(1.0, 1e6) == []
-    assert (training.members, training.gang.setback()) == ([0, 1, 2], None)
+    assert (training.members, training.gang.failure()) == ([0, 1, 2], None)
     training.goes_on(*training.gang.plan.members[:2])
     assert training.watch(1e6 + 1, 1e6 + 60) == []
     assert training.watch(1e6 + 61) == ["kill [2]"]
@@ -497,7 +503,7 @@ def reports(scene: Scene, samples: float, **more: object) -> None:
     own = {"step": int(samples // 8), "samples_done": samples, "checkpoint": saved.model_dump()}
     write_progress(scene.job.progress, Progress.model_validate({**fields, **own, **more}))
     if (report := scene.gang.reported()) is not None:
-        scene.gang.said(report)
+        scene.gang.script_events(report)
 
 
 def test_a_failed_script_goes_back_to_its_last_save(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.report.job_cost import job_cost
 from pliant.tools.report.read_run import read_run
 from pliant.tools.run.service.allocation import Slot
-from pliant.tools.run.service.members import Ending, WorkerFailure
+from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.reports import AttemptEnded, StartFailed, WorkerEvents, report_events
 from pliant.tools.run.statedir.contract.plan import write_progress
 from pliant.tools.run.statedir.directory import StateDir
