@@ -25,6 +25,8 @@ def test_policies_and_their_parameters_complete(here: Path) -> None:
     assert completed("pliant schedule --policy fifo --param b") == ["backfill="]
     assert completed("pliant replay --policy fifo,shadow-price --param fi") == ["fifo.backfill="]
     assert completed("pliant schedule --policy nope --param b") == []
+    assert completed("pliant replay --interf") == ["--interference"]
+    assert completed("pliant replay --progress g") == ["goodput"]
     # A policy in a file completes its parameters.
     call("new", "policy", "mine", ".")
     assert completed("pliant replay --policy ./pliant_mine.py --param ") == ["floor="]

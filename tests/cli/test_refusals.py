@@ -128,6 +128,8 @@ REFUSED = {
         status
         -q status
         status --state live --watch --every 1ms
+        run --follow --state nowhere
+        drain n0 --within 0.1 --state live
         run --log-bytes 64XB
         run --log-bytes 64kB
         run cluster.json

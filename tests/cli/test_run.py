@@ -18,13 +18,6 @@ from tests.tools.run.fake_nvml import Card, install
 BEGIN = ("--policy", "fifo", "--cluster", "cluster.json")
 
 
-def test_a_live_loop_without_a_policy_names_what_is_missing(here: Path) -> None:
-    done = call("run", "--follow", "--state", "live")
-    assert done.exit_code == 2
-    assert "live holds no run: name --policy and --cluster to begin one" in done.stderr
-    assert not (here / "live").exists()
-
-
 @pytest.mark.parametrize("until_done", [False, True])
 def test_without_a_schedule_dev_null_is_not_an_empty_pipe(here: Path, until_done, monkeypatch) -> None:
     with open(os.devnull) as stdin:

@@ -185,10 +185,6 @@ def test_scripts_are_looked_at_as_by_submit(here: Path):
     assert call("schedule", *FILES, "--policy", "fifo", "--no-check").exit_code == 0
 
 
-def test_a_policy_is_described():
-    assert 'backfill="none"  none, easy, skip' in call("policies", "fifo").stdout
-
-
 @pytest.fixture
 def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
     write_jobs([job("a", gpu_seconds=5.0)], "jobs.jsonl")
@@ -242,12 +238,3 @@ def test_a_failing_policy_is_no_signal_and_changes_no_run(mine: Foreign, tmp_pat
     body = "from pliant.cli.common import _terminate\n    _terminate(15, None)"
     mine.is_written(f"def decide(self, snapshot, rng):\n    {body}", "")
     assert call("schedule", *FILES, "--policy", "mine").exit_code == 143
-
-
-@pytest.mark.parametrize("after", ["def f(:", "import not_there", "raise SystemExit(3)"])
-def test_a_module_that_fails_to_load_is_named_by_line(mine: Foreign, after: str):
-    line = mine.is_written("pass", "", after)
-    done = call("schedule", *FILES, "--policy", "mine")
-    assert done.exit_code == 2
-    assert f"cannot be loaded: mine.py:{line}: " in done.stderr
-    assert "(mine.py, line" not in done.stderr

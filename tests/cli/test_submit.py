@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.file_io.documents import parse_jobs
-from pliant.schemas.io import write_cluster, write_jobs, write_schedule
+from pliant.schemas.io import write_jobs, write_schedule
 from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.schedule import PolicyUse, Schedule
@@ -242,22 +242,6 @@ def test_a_policy_that_knows_no_deadlines_is_named_once(here: Path):
         write_schedule(Schedule(time=0.0, policy=used, cluster=cluster(4)), here / policy / "schedule.json")
         words = ("--deadline", "+2h", "--array", "0-1", "--state", policy)
         assert call("submit", "train.py", *words).stderr.count("does not look at deadlines") == message
-
-
-def test_the_smallest_job_passes_through_all_commands(here: Path) -> None:
-    (here / "a.jsonl").write_text('{"id": "a", "command": ["train.py"]}\n')
-    (here / "train.py").write_text("print('trained')\n")
-    write_cluster(cluster(2, slots="cpu"), "cluster.json")
-    assert call("validate", "a.jsonl").stdout == "a.jsonl: job, 1 record\n"
-    decided = call("schedule", "a.jsonl", "--cluster", "cluster.json", "--policy", "fifo", "--now", "50")
-    result = json.loads(decided.stdout)
-    assert [given["action"] for given in result["allocations"]] == ["start"]
-    assert (result["jobs"][0]["submit_time"], result["jobs"][0]["model"]) == (50.0, "train")
-    assert call("submit", "a.jsonl", "--state", "live").stdout == "a\n"
-    assert json.loads(call("status", "--state", "live", "-f", "json").stdout)["jobs"][0]["id"] == "a"
-    (here / "s.json").write_text(decided.stdout)
-    shown = call("run", "s.json", "--dry-run", "--state", "other")
-    assert (shown.exit_code, "train.py" in shown.stdout) == (0, True)
 
 
 NODES = cluster(4, 4)

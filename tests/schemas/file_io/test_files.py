@@ -16,7 +16,6 @@ import pytest
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import files, limits
-from pliant.schemas.file_io import files as pipes
 from pliant.schemas.file_io.files import check_folder, check_output
 from pliant.schemas.kinds import validate_file
 from pliant.schemas.profile import Profile
@@ -278,7 +277,7 @@ def test_documents_too_large_and_pipes_without_a_writer_are_refused(
     with path.open("wb") as file:
         file.truncate(limits.DOCUMENT_BYTES + 1)
     assert refusal(io.read_cluster, path) == f"{path}: has more than 268,435,456 bytes; {ADVICE}"
-    monkeypatch.setattr(pipes, "WRITER_S", 0.1)
+    monkeypatch.setattr(files, "WRITER_S", 0.1)
     os.mkfifo(tmp_path / "jobs")
     expected = f"{tmp_path}/jobs: is a pipe, and no process has opened it for writing within 0.1 s"
     for read in (validate_file, io.read_jobs, first_line):

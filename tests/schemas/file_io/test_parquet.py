@@ -200,7 +200,7 @@ def test_a_small_file_is_read_without_threads(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LivenessProbe:
+class Sighting:
     bird: Annotated[str, About("its name")]
     size: Annotated[Literal["small", "large"] | None, About("as seen")]
     count: Annotated[int, About("how many", least=1)] = 1
@@ -208,7 +208,7 @@ class LivenessProbe:
     more: Annotated[Mapping[str, Any] | None, About("free")] = None
 
 
-SIGHTING = TableKind("sighting", LivenessProbe, first=("count",))
+SIGHTING = TableKind("sighting", Sighting, first=("count",))
 
 
 def test_columns_types_words_and_nulls_are_those_of_the_fields() -> None:

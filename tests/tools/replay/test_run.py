@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import typer
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from pliant.cli.common import command
-from pliant.cli.main import app
 from pliant.cli.replay import replay as replay_command
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
@@ -265,14 +263,6 @@ def test_the_command_has_an_option_for_every_declared_field() -> None:
         name = each.name if each.name == "jobs" else f"--{each.name.replace('_', '-')}"
         assert name in options[each.name].opts
         assert options[each.name].default == each.default
-
-
-@pytest.mark.parametrize(("typed", "offered"), [("--interf", "--interference"), ("--progress g", "goodput")])
-def test_a_shell_completes_options_and_their_values(typed: str, offered: str) -> None:
-    line = f"pliant replay {typed}"
-    asked = {"_PLIANT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    done = CliRunner().invoke(app, [], prog_name="pliant", env=asked)
-    assert done.stdout.split() == [offered]
 
 
 def test_what_no_replay_can_follow_is_said_in_words() -> None:

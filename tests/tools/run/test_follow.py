@@ -209,36 +209,5 @@ def test_a_failed_decision_is_put_back_and_made_at_the_next_change(site: Site, m
     assert site.of("b") == ["submit b", "start b 1", "finish b 0"]
 
 
-def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:
-    in_time = {"shape": "sigmoid", "value": 9.0, "decay": 0.01, "target": 60.0}
-    plans: list[str] = []
-
-    def note() -> None:
-        schedule = read_schedule(site.state / "schedule.json")
-        plans.extend(given.reason for given in schedule.allocations if given.job == "long")
-        ask(site, "late", samples=1e5, high=2, utility=in_time)
-
-    run_and_follow(
-        replace(begin(site), question=Question("oasis", {"slot_seconds": 1.0})),
-        story(
-            (nothing, lambda: ask(site, "a", samples=20, high=2, utility=in_time)),
-            (phase("a", "finished"), lambda: ask(site, "long", samples=1e6, high=2)),
-            (trains("long"), note),
-            (phase("late", "rejected"), lambda: cancel(site.state, ["long"])),
-            nothing_runs(site),
-        ),
-    )
-    assert (site.of("a")[0], site.of("a")[-1]) == ("submit a", "finish a 0")
-    details = [event.detail or {} for event in site.events()]
-    admissions = [each["admissions"] for each in details if "admissions" in each]
-    (admitted,) = [each["a"] for each in admissions if "a" in each]
-    assert (admitted["admitted"], admitted["payoff"] > 0) == (True, True)
-    assert [event.detail for event in site.events() if event.event == "reject"] == [
-        {"reason": "does not end within the 100 slots of 1 s ahead", "admission": {"admitted": False}}
-    ]
-    assert plans
-    assert all("worker" in plan and "ends within" in plan for plan in plans), plans
-
-
 def silent(log: RunLog, now_s: float) -> None:
     pass

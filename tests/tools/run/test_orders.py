@@ -22,7 +22,6 @@ from pliant.tools.run.watch.status import Watcher, closed_lines, decide_between_
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
 from tests.builders import cluster
-from tests.cli.calling import call
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT
 from tests.tools.run.site import Site, in_order, until
@@ -332,33 +331,6 @@ def test_limits_end_jobs_with_a_checkpoint_and_whether_they_run_or_wait(site: Si
     assert left_running(site.folder) == []
 
 
-def test_arrays_and_jobs_on_hold_are_submitted(site: Site) -> None:
-    """Jobs of an array run one by one and know their number; one on hold waits for its release."""
-    seen: list[tuple[str, str]] = []
-    text = "import os; open('ran-' + os.environ['PLIANT_ARRAY_INDEX'], 'w').close()"
-    options = begin(site, "fifo")
-    ask(site, "held", samples=20, hold=True, user="ann")
-    for number in (3, 4):
-        ask(site, f"s-{number}", text=text, array={"name": "s", "limit": 1, "index": number})
-    run_and_follow(
-        options,
-        story(
-            phase("s-3", "finished"),
-            (phase("s-4", "finished"), lambda: seen.append(state_of(site, "held"))),
-            (nothing, lambda: order_jobs(site.state, "release", ["held"])),
-            phase("held", "finished"),
-        ),
-    )
-    assert sorted(path.name for path in site.folder.glob("ran-*")) == ["ran-3", "ran-4"]
-    ((state, why),) = seen
-    assert (state, why.partition(" since")[0]) == ("held", "held by ann")
-    holding: set[str | None] = set()
-    for event in site.events():
-        if event.gpus is not None and event.job != "held":
-            (holding.add if event.gpus else holding.discard)(event.job)
-        assert len(holding) < 2
-
-
 # Nodes that are to be left within a time: ``pliant drain NODE --within 90s``.
 
 DRAIN = Drain("ada", 1000.0, now=True, until_s=1090.0)
@@ -438,9 +410,3 @@ def test_jobs_leave_though_the_policy_fails(site: Site, monkeypatch: pytest.Monk
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it saved"
     assert site.log().jobs["a"].failures == 0
     end_all(site, "a")
-
-
-def test_a_time_of_less_than_a_second_is_refused(site: Site) -> None:
-    done = call("drain", "n0", "--state", str(site.state), "--within", "0.1")
-    assert done.exit_code == 2
-    assert "expected 1 s or more" in done.stderr

@@ -287,9 +287,11 @@ def test_wrong_parameters_and_packages_name_the_policy(mine: Foreign) -> None:
     with pytest.raises(UsageError, match='policy "mine" needs --param floor=VALUE'):
         make_policy("mine")
     # A package that cannot be loaded names its line.
-    line = mine.is_written(BODY, "", after="1 / 0")
-    with pytest.raises(UsageError, match=rf"cannot be loaded: mine.py:{line}: ZeroDivisionError"):
-        make_policy("mine")
+    errors = {"1 / 0": "ZeroDivisionError", "def f(:": "SyntaxError", "raise SystemExit(3)": "SystemExit"}
+    for after, error in errors.items():
+        line = mine.is_written(BODY, "", after=after)
+        with pytest.raises(UsageError, match=rf"cannot be loaded: mine.py:{line}: {error}"):
+            make_policy("mine")
 
 
 @pytest.mark.parametrize(

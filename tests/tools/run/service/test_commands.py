@@ -100,6 +100,7 @@ REPLICAS = job("a", gpus=4, each=2, command=("train.py",), workdir="/w")
             id="without a GPU",
         ),
         pytest.param(made(REPLICAS, "n0/1", "n1/0", "n0/0", "n1/2"), id="replicas"),
+        pytest.param(made(elastic(array={"name": "s", "index": 3}), "n0/0"), id="one of an array"),
     ],
 )
 def test_what_is_started_for_a_job(started: Sequence[Unit], golden_text: Callable[..., None]) -> None:

@@ -107,13 +107,6 @@ def test_a_job_shrinks_for_another_and_grows_after_it(site: Site) -> None:
     assert all((event.overhead_seconds or 0) > 0 for event in costs)
 
 
-def test_a_policy_that_follows_epochs_is_asked_when_one_ends(site: Site) -> None:
-    """No profile says how long an epoch takes, so only the report of the workers can let the job grow."""
-    site.job("a", "--samples", 400, "--epoch", 100, "--gate", site.gate, samples=400, high=2)
-    run_until_done(site.options("ones"), when(lambda log: log.jobs["a"].gpus == 2, site.gate.touch))
-    assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
-
-
 def test_a_run_that_has_ended_is_whole_in_its_log(site: Site) -> None:
     """One whose log has but the beginning of it, as it died before its first start, begins again."""
     site.job("a", samples=50)
