@@ -10,26 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.io import read_events, read_schedule, write_cluster, write_jobs
+from pliant.schemas.io import read_events, read_jobs, read_schedule, write_cluster, write_jobs
 from pliant.tools.schedule.registry import policy_class
 from pliant.tools.schedule.testing.conformance import check_all
 from tests.builders import cluster, job
 from tests.cli.calling import call as cli
 
-PAGE = Path(__file__).parents[1] / "docs" / "writing-a-policy.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, PLUGINS = DOCS / "writing-a-policy.md", DOCS / "plugins.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The page's files, installed as pip would: modules and an entry point, without a network."""
-    files = dict(FILE.findall(PAGE.read_text()))
-    assert set(files) == {"pyproject.toml", "pliant_important.py", "test_important.py"}
+    assert set(install(PAGE, tmp_path)) == {"pyproject.toml", "pliant_important.py", "test_important.py"}
+    return tmp_path
+
+
+def install(page: Path, folder: Path) -> dict[str, str]:
+    """A page's files, installed as pip would: modules and entry points, without a network."""
+    files = dict(FILE.findall(page.read_text()))
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (folder / name).write_text(text)
     project = tomllib.loads(files["pyproject.toml"])["project"]
-    info = tmp_path / "pliant_important-1.0.dist-info"
+    info = folder / f"{project['name'].replace('-', '_')}-1.0.dist-info"
     info.mkdir()
     points = "".join(
         f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in rows.items())
@@ -39,7 +44,24 @@ def package(tmp_path: Path) -> Path:
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     )
-    return tmp_path
+    return files
+
+
+def test_a_package_adds_an_importer_and_a_backend(here: Path) -> None:
+    install(PLUGINS, here)
+    (here / "lab.csv").write_text("name,submitted_s,gpus,gpu_seconds\nb,5,1,90\na,0,1,60\n")
+    checked = call("python -m pytest -q -p no:cacheprovider test_lab.py", here)
+    assert checked.returncode == 0, checked.stdout
+    assert call("pliant trace import lab lab.csv -o jobs.jsonl", here).returncode == 0
+    assert [job.id for job in read_jobs("jobs.jsonl")] == ["a", "b"]
+    unknown = call("pliant trace import lap lab.csv -o jobs.jsonl", here)
+    assert (unknown.returncode, 'did you mean "lab"' in unknown.stderr) == (2, True), unknown.stderr
+    write_jobs([job("c", gpu_seconds=9, command=("true",)).model_copy(update={"elastic": "none"})], "c.jsonl")
+    write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), "cluster.json")
+    files = "--jobs c.jsonl --cluster cluster.json"
+    assert call(f"pliant schedule {files} --policy fifo -o s.json", here).returncode == 0
+    ran = call("pliant run s.json --state state --backend nice --until-done", here)
+    assert ran.returncode == 0, ran.stderr
 
 
 TWO = """

@@ -1,7 +1,7 @@
 """Policies by name: the built-in table, whatever other packages register, and files that users name.
 
-A package adds policies through the entry-point group ``pliant.policies``, name = "module:Class". Nothing is
-imported before it is asked for.
+A package adds policies through the entry-point group ``pliant.policies``, name = "module:Class"
+(:mod:`.plugins`).
 
 A policy in a file is not installed: ``--policy ./policy.py``; ``PATH:NAME`` if there are several. Schedules
 and state directories name it by :func:`name_of`, so that later commands find it from any folder. Event files
@@ -22,13 +22,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, get_args, get_origin
+from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.quantities import read_duration, read_size
 from pliant.schemas.text import did_you_mean, shortened
+from pliant.tools.schedule.plugins import Plugins
 from pliant.tools.schedule.policy import Knows, Policy, blaming, in_words, parameter_names, raised_at
 
 IN_FILE: Final = "policy_file:"
@@ -117,10 +117,6 @@ def _module(path: str, shown: str) -> types.ModuleType:
     return module
 
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-ENTRY_POINTS: Final = "pliant.policies"
 BUILT_IN: Final[Mapping[str, str]] = {
     "allox": "pliant.tools.schedule.policies.allox:Allox",
     "ares": "pliant.tools.schedule.policies.ares.policy:Ares",
@@ -161,6 +157,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "tiresias": "pliant.tools.schedule.policies.tiresias:Tiresias",
     "tiresias-gittins": "pliant.tools.schedule.policies.tiresias:TiresiasGittins",
 }
+POLICIES: Final = Plugins("policy", "pliant.policies", BUILT_IN)
 _REQUIRED: Final = object()
 _WORDS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -205,19 +202,24 @@ class Description:
 
 
 def policy_names() -> tuple[str, ...]:
-    """Sorted; a built-in name wins over a foreign one."""
-    return tuple(sorted({*BUILT_IN, *_foreign()}))
+    """Sorted."""
+    return tuple(sorted(POLICIES.names()))
 
 
 def policy_class(name: str) -> type[Policy]:
     """:raises UsageError: the name is unknown, or its package cannot be loaded."""
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        policy: type[Policy] = getattr(import_module(module), attribute)
-        return policy
     if is_file(name):
         return policy_in_file(name)
-    return _load_foreign(name, _foreign())
+    policy = POLICIES.load(name)
+    if policy is None:
+        known = policy_names()
+        hint = did_you_mean(name, known) or f"pliant policies lists the {len(known)} that there are"
+        raise UsageError(f'unknown policy "{shortened(name)}"; {hint}')
+    if not (isinstance(policy, type) and issubclass(policy, Policy)):
+        raise UsageError(f"{POLICIES.title(name)} is not a subclass of pliant.tools.schedule.policy.Policy")
+    if name not in BUILT_IN and getattr(policy, "name", None) != name:
+        raise UsageError(f"{POLICIES.title(name)} calls itself {getattr(policy, 'name', None)!r}")
+    return policy
 
 
 def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Policy:
@@ -321,35 +323,6 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
             raise UsageError(f'--param "{key}" is given twice')
         values[key] = value
     return values
-
-
-def _foreign() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points
-
-    points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
-    return {point.name: point for point in reversed(points) if point.name not in BUILT_IN}
-
-
-def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
-    if name not in points:
-        known = policy_names()
-        hint = did_you_mean(name, known) or f"pliant policies lists the {len(known)} that there are"
-        raise UsageError(f'unknown policy "{shortened(name)}"; {hint}')
-    where = points[name].value
-    try:
-        loaded = points[name].load()
-    except (Exception, SystemExit) as error:
-        at = raised_at(error, where.partition(":")[0].partition(".")[0])
-        place = f"{at}: " if at else ""
-        why = in_words(error)
-        raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {place}{why}') from error
-    if not (isinstance(loaded, type) and issubclass(loaded, Policy)):
-        raise UsageError(
-            f'policy "{name}" ({where}) is not a subclass of pliant.tools.schedule.policy.Policy'
-        )
-    if getattr(loaded, "name", None) != name:
-        raise UsageError(f'policy "{name}" ({where}) calls itself {getattr(loaded, "name", None)!r}')
-    return loaded
 
 
 def parameter_types(policy: type[Policy]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from pliant.tools.run.backends.protocol import (
     read_record,
     write_record,
 )
+from pliant.tools.run.backends.testing import check_backend
 from pliant.tools.run.service.run import open_backend
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.contract.liveness import last_beat
@@ -129,6 +130,10 @@ def test_units_run_in_own_sessions_and_leave_their_exit_codes(site: Site, tmp_pa
     assert int(session) != os.getsid(0)
     for level in ("term", "kill"):
         site.backend.stop(site.handle, level)  # harmless
+
+
+def test_the_local_backend_passes_the_checks_of_all_backends(site: Site) -> None:
+    check_backend(site.another_backend, site.folder)
 
 
 def test_what_cannot_be_started_has_exit_code_127(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

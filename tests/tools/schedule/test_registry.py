@@ -49,7 +49,7 @@ class Tunable(Policy):
 
 @pytest.fixture
 def tunable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "BUILT_IN", {"tunable": "tunable_module:Tunable"})
+    monkeypatch.setitem(registry.BUILT_IN, "tunable", "tunable_module:Tunable")
     module = type(sys)("tunable_module")
     module.Tunable = Tunable  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tunable_module", module)

@@ -46,19 +46,9 @@ from pliant.tools.replay.importers.conversion import (
     parse_timestamp,
     time_zone,
 )
-from pliant.tools.replay.importers.formats import (
-    alibaba,
-    elasticflow,
-    faults,
-    gavel,
-    ones,
-    philly,
-    pollux,
-    slurm,
-    swf,
-    table,
-)
+from pliant.tools.replay.importers.formats import table
 from pliant.tools.replay.importers.job_lines import JobBlock, blocks_of, ends_of, lines_of, taken, text_of
+from pliant.tools.schedule.plugins import Plugins
 
 if TYPE_CHECKING:
     import numpy as np
@@ -181,28 +171,31 @@ def _count(summary: ImportSummary, reason: str, rows: int) -> None:
 
 
 JOBS, PROFILE, CONVERGENCE, HISTORY = io.JOBS, io.PROFILE, io.CONVERGENCE, io.HISTORY
-FORMATS: Final[dict[str, Format]] = {
-    each.name: each
-    for each in (
-        philly.FORMAT,
-        table.HELIOS,
-        alibaba.PAI,
-        alibaba.V2023,
-        alibaba.SPOT,
-        table.ACME,
-        pollux.FORMAT,
-        pollux.SIA,
-        ones.FORMAT,
-        table.TIRESIAS,
-        gavel.GAVEL,
-        gavel.SHOCKWAVE,
-        elasticflow.FORMAT,
-        slurm.FORMAT,
-        swf.FORMAT,
-        table.CSV,
-        faults.FORMAT,
-    )
-}
+_FORMATS: Final = "pliant.tools.replay.importers.formats"
+IMPORTERS: Final = Plugins(
+    "importer",
+    "pliant.importers",
+    {
+        "philly": f"{_FORMATS}.philly:FORMAT",
+        "helios": f"{_FORMATS}.table:HELIOS",
+        "pai": f"{_FORMATS}.alibaba:PAI",
+        "alibaba-v2023": f"{_FORMATS}.alibaba:V2023",
+        "alibaba-spot": f"{_FORMATS}.alibaba:SPOT",
+        "acme": f"{_FORMATS}.table:ACME",
+        "pollux": f"{_FORMATS}.pollux:FORMAT",
+        "sia": f"{_FORMATS}.pollux:SIA",
+        "ones": f"{_FORMATS}.ones:FORMAT",
+        "tiresias": f"{_FORMATS}.table:TIRESIAS",
+        "gavel": f"{_FORMATS}.gavel:GAVEL",
+        "shockwave": f"{_FORMATS}.gavel:SHOCKWAVE",
+        "elasticflow": f"{_FORMATS}.elasticflow:FORMAT",
+        "slurm": f"{_FORMATS}.slurm:FORMAT",
+        "swf": f"{_FORMATS}.swf:FORMAT",
+        "csv": f"{_FORMATS}.table:CSV",
+        "faults": f"{_FORMATS}.faults:FORMAT",
+    },
+)
+"""Formats by name; each is a :data:`~pliant.tools.replay.importers.conversion.Format`."""
 _CHUNK: Final = 1 << 20
 
 
@@ -286,12 +279,18 @@ def _zone(text: str) -> tzinfo:
 
 
 def _format(name: str, mapping: str | None, zone: tzinfo | None) -> Format:
-    if name not in FORMATS:
-        meant = f"what {name} prints is read as slurm" if name == "sacct" else did_you_mean(name, FORMATS)
-        hint = meant or f"expected one of {', '.join(FORMATS)}"
+    found = IMPORTERS.load(name)
+    if found is None:
+        known = IMPORTERS.names()
+        meant = f"what {name} prints is read as slurm" if name == "sacct" else did_you_mean(name, known)
+        hint = meant or f"expected one of {', '.join(known)}"
         raise UsageError(f'there is no format "{name}"; {hint}')
+    if not isinstance(found, TraceFormat | FolderFormat | NodeFormat):
+        raise UsageError(f"{IMPORTERS.title(name)} is no TraceFormat, FolderFormat or NodeFormat")
+    if found.name != name:
+        raise UsageError(f"{IMPORTERS.title(name)} calls itself {found.name!r}")
     if mapping is None:
-        return FORMATS[name]
+        return found
     if name != table.CSV.name:
         raise UsageError(f"--map: {name} has columns of its own, only those of csv are mapped")
     return table.mapped(mapping, zone)

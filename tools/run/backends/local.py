@@ -65,6 +65,7 @@ from pliant.tools.run.statedir.contract.folders import (
     refuse_public,
 )
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, ENV_WORKER
+from pliant.tools.run.statedir.directory import StateDir
 
 SUPERVISOR: Final = str(Path(__file__).with_name("supervisor.py"))
 SETUID_SUPERVISOR: Final = str(Path(__file__).with_name("supervisor_setuid.py"))
@@ -75,6 +76,10 @@ SUPERVISOR_ENV: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
 LOOPBACK: Final = "127.0.0.1"
 _RUNNING: Final = UnitStatus("running")
 _STANDS_STILL: Final = UnitStatus("running", idle=True)
+
+
+def open_local(cluster: Cluster, dirs: StateDir) -> LocalBackend:
+    return LocalBackend(cluster, dirs.jobs)
 
 
 class LocalBackend:

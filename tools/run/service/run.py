@@ -37,6 +37,7 @@ from pliant.tools.run.service.monitoring import MetricsFile
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.schedule.plugins import Plugins
 
 PORT: Final = 29500
 """Stands for the free port that a job on several nodes gets when it starts."""
@@ -308,21 +309,31 @@ class _LastWait:
         return True
 
 
+BACKENDS: Final = Plugins(
+    "backend",
+    "pliant.backends",
+    {
+        "local": "pliant.tools.run.backends.local:open_local",
+        "slurm": "pliant.tools.run.backends.slurm.backend:SlurmBackend",
+        "slurm-jobs": "pliant.tools.run.backends.slurm.jobs:SlurmJobsBackend",
+    },
+)
+"""Functions of a cluster and a state directory that make a backend, by name."""
+
+
 def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:
-    """:raises ServiceMissingError: this version has no backend of that name."""
-    if name == "local":
-        from pliant.tools.run.backends.local import LocalBackend
-
-        return LocalBackend(cluster, dirs.jobs)
-    if name == "slurm":
-        from pliant.tools.run.backends.slurm.backend import SlurmBackend
-
-        return SlurmBackend(cluster, dirs)
-    if name == "slurm-jobs":
-        from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
-
-        return SlurmJobsBackend(cluster, dirs)
-    raise ServiceMissingError(f'this version has no backend "{name}": use local, slurm or slurm-jobs')
+    """:raises ServiceMissingError: this version has no backend of that name.
+    :raises UsageError: that of another package cannot be loaded.
+    """
+    make = BACKENDS.load(name)
+    if make is None:
+        *others, last = BACKENDS.names()
+        text = f'this version has no backend "{name}": use {", ".join(others)} or {last}'
+        raise ServiceMissingError(text)
+    if not callable(make):
+        raise UsageError(f"{BACKENDS.title(name)} is no function of a cluster and a state directory")
+    backend: Backend = make(cluster, dirs)
+    return backend
 
 
 @dataclass(frozen=True, slots=True)
