@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_STAMP := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 NAME ?=
-PIP := --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP := -qq --disable-pip-version-check --no-compile -c constraints.txt
 TESTS ?= -n 3 --dist worksteal
 # Byte code is kept, whatever the shell says: tests and demo start the program some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
