@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pliant.schemas.job import Job
     from pliant.schemas.schedule import ForecastState, PolicyState, TeamStanding
-    from pliant.tools.schedule.session.parts import TeamParts
+    from pliant.tools.schedule.session.team_quota import TeamQuota
     from pliant.tools.schedule.snapshot import Oracle
 
 
@@ -34,7 +34,7 @@ class PolicyHost:
         admission: Admission,
         changes: ChangeLog,
         *,
-        quota: TeamParts | None,
+        quota: TeamQuota | None,
         rng: np.random.Generator,
         oracle: Oracle | None,
         forecast: WorkForecast,
@@ -54,7 +54,7 @@ class PolicyHost:
         self._admission = admission
         self._changes = changes
         self._quota = quota
-        self._asked: Policy | TeamParts = policy if quota is None else quota
+        self._asked: Policy | TeamQuota = policy if quota is None else quota
         # Changes that `forecast` has learned from.
         self._learned = 0
 
@@ -80,7 +80,7 @@ class PolicyHost:
             ),
         )
 
-    def decide(self, seen: Snapshot, asked: Policy | TeamParts | None = None) -> Decision:
+    def decide(self, seen: Snapshot, asked: Policy | TeamQuota | None = None) -> Decision:
         """Ask the policy, or a copy of it.
 
         :raises PolicyError: it does not answer with a decision.
@@ -93,7 +93,7 @@ class PolicyHost:
         self.rules.check_form(decision)
         return decision
 
-    def copied(self, shared: Sequence[object]) -> Policy | TeamParts:
+    def copied(self, shared: Sequence[object]) -> Policy | TeamQuota:
         """The policy as it is now; it shares these objects, and what belongs to the session."""
         cluster = self._cluster
         parts = (cluster.spec, cluster.speeds, cluster.capacities, cluster.free, self.forecast, self.oracle)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pliant.schemas.job import Job
     from pliant.schemas.schedule import PolicyState
-    from pliant.tools.schedule.session.parts import TeamParts
+    from pliant.tools.schedule.session.team_quota import TeamQuota
     from pliant.tools.schedule.shares import TeamUsage
     from pliant.tools.schedule.snapshot import Oracle
 
@@ -91,14 +91,14 @@ class Session:
         # What teams have used, where teams share the cluster.
         self.usage: TeamUsage | None = None
         # The policies of the owners, where teams share the cluster; they are asked instead of `policy`.
-        self.quota: TeamParts | None = None
+        self.quota: TeamQuota | None = None
         if cluster.shares is not None:
-            from pliant.tools.schedule.session.parts import TeamParts
+            from pliant.tools.schedule.session.team_quota import TeamQuota
             from pliant.tools.schedule.shares import TeamUsage
 
             self.usage = TeamUsage.under(cluster.shares)
             nodes = self.cluster
-            self.quota = TeamParts(policy, self.usage, nodes.nodes, nodes.speeds, nodes.capacities)
+            self.quota = TeamQuota(policy, self.usage, nodes.nodes, nodes.speeds, nodes.capacities)
         self.allocator = Allocator(self.cluster, self.jobs, self.usage)
         self.maintenance = Maintenance(self.cluster, self.jobs, self.allocator, self.changes, self.hidden)
         self.policy_host = PolicyHost(
@@ -327,7 +327,7 @@ class Session:
         self.changes.state.concern_cpus = False
         return done + self.assigner.start_on_cpus(time_s) if self.hidden.on_cpus else done
 
-    def _decide_rounds(self, quota: TeamParts, time_s: float) -> list[Transition]:
+    def _decide_rounds(self, quota: TeamQuota, time_s: float) -> list[Transition]:
         """Ask the policies, and again while what the policy of one team leaves is of use to others."""
         self.assigner.cut.clear()
         done, decided = self._decide_once(time_s), self.decided
@@ -507,7 +507,7 @@ class Session:
                     self.decided.refuse(each.job, time_s)
         return left
 
-    def _reclaim(self, quota: TeamParts, time_s: float) -> list[Transition]:
+    def _reclaim(self, quota: TeamQuota, time_s: float) -> list[Transition]:
         """Take back the GPUs that teams have borrowed and others are entitled to."""
         bound = [job for job_id in self.hidden.bound if (job := self.jobs[job_id]).requested]
         updates = quota.reclaim_bound(bound, self.in_play.values(), self.cluster.drained, time_s)

@@ -27,7 +27,7 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_ty
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
 from pliant.tools.schedule.rates import Speeds, cut
-from pliant.tools.schedule.session.allocations import AllocationUpdate as Holding
+from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.assignment import Demands
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, claims_of, entitle
@@ -78,7 +78,7 @@ class Declined(NamedTuple):
     """When its policy may think otherwise."""
 
 
-class TeamParts:
+class TeamQuota:
     """The owners' policies; asked as one."""
 
     state_version: Final = 1000
@@ -121,7 +121,7 @@ class TeamParts:
 
     def reclaim(
         self, jobs: Iterable[JobState], time_s: float, hidden: Sequence[JobState] = ()
-    ) -> list[Holding]:
+    ) -> list[AllocationUpdate]:
         """What jobs are to hold instead, so that each owner can have what it is entitled to.
 
         :param hidden: jobs that no policy sees, and which keep the CPUs, memory and bandwidth that they hold.
@@ -141,7 +141,7 @@ class TeamParts:
 
     def reclaim_bound(
         self, bound: Iterable[JobState], jobs: Iterable[JobState], drained: Container[str], time_s: float
-    ) -> list[Holding]:
+    ) -> list[AllocationUpdate]:
         """What elastic jobs are to hold that finish on drained nodes, and borrow GPUs of other nodes, too.
 
         They keep the drained nodes alone, where others lack GPUs: the rest is in service again then.
@@ -177,7 +177,7 @@ class TeamParts:
             borrows = held[owner] > math.ceil(_own(entitled.get(owner)) - _ROUNDING)
             helps = any(each != owner for each in lacks) and sum(lacks.values()) > free[kind]
             if job.id in more and borrows and helps:
-                found.append(Holding(job.id, rest[job.id], None, job.servers))
+                found.append(AllocationUpdate(job.id, rest[job.id], None, job.servers))
                 held[owner] -= more[job.id]
                 free[kind] += more[job.id]
                 self._bind(job, -more[job.id])
@@ -198,7 +198,7 @@ class TeamParts:
         fits = job.spec.min_gpus <= size < job.gpus and job.spec.gpus.allows(size)
         return self._resizes and fits and _shrinks(job)
 
-    def _reclaim_type(self, kind: str, gpus: int) -> Iterable[Holding]:
+    def _reclaim_type(self, kind: str, gpus: int) -> Iterable[AllocationUpdate]:
         """Elastic jobs of those who hold too many shrink; then, for jobs of owners that wait, others stop.
 
         Nothing is taken that helps no owner.
@@ -206,7 +206,7 @@ class TeamParts:
         over = {owner: more for owner in self._claims if (more := self._over(owner, kind)) > 0}
         if not over:
             return ()
-        cuts: dict[str, Holding] = {}
+        cuts: dict[str, AllocationUpdate] = {}
         held = sum(claim.held.get(kind, 0) for claim in self._claims.values())
         spare = gpus - held + self._shrink(over, kind, cuts)
         helps = any(
@@ -236,7 +236,9 @@ class TeamParts:
             self._taken[job_id] = f"{in_gpus(freed)} of it went to {takers}"
         return cuts.values()
 
-    def _reclaim_nodes(self, owner: Owner, kind: str, cuts: Mapping[str, Holding]) -> dict[str, Holding]:
+    def _reclaim_nodes(
+        self, owner: Owner, kind: str, cuts: Mapping[str, AllocationUpdate]
+    ) -> dict[str, AllocationUpdate]:
         """Jobs stop that borrow GPUs beside CPUs, memory and bandwidth that a job of the owner lacks.
 
         That job is the first of those that wait within its own part. GPUs may be free then, so that nobody
@@ -276,7 +278,7 @@ class TeamParts:
     def _demands_room(self, job: JobState) -> bool:
         return job.takes_room and self._capacities.limits_demands(job.spec)
 
-    def _spare(self, job: JobState, kind: str, cuts: Mapping[str, Holding]) -> _Spare:
+    def _spare(self, job: JobState, kind: str, cuts: Mapping[str, AllocationUpdate]) -> _Spare:
         running = {job.id: job for claim in self._claims.values() for job in claim.running}
         return _Spare(
             *(job, kind),
@@ -287,7 +289,7 @@ class TeamParts:
             hidden=self._hidden,
         )
 
-    def _can_start(self, owner: Owner, kind: str, gpus: int, cuts: Mapping[str, Holding]) -> bool:
+    def _can_start(self, owner: Owner, kind: str, gpus: int, cuts: Mapping[str, AllocationUpdate]) -> bool:
         """Whether a job of an owner that waits fits that many GPUs: each replica on one node, with what its
         workers demand.
         """
@@ -317,7 +319,7 @@ class TeamParts:
             for least, each in sizes
         )
 
-    def _room(self, team: str, kind: str, cuts: Mapping[str, Holding]) -> float:
+    def _room(self, team: str, kind: str, cuts: Mapping[str, AllocationUpdate]) -> float:
         """GPUs of a type that a team may get beside those that it holds, or is to get already; at least 0."""
         if team not in self._limited:
             return math.inf
@@ -340,7 +342,7 @@ class TeamParts:
                 found.append((owner, lacks))
         return sorted(found, key=lambda each: (-each[1], each[0]))
 
-    def _shrink(self, over: dict[Owner, int], kind: str, cuts: dict[str, Holding]) -> int:
+    def _shrink(self, over: dict[Owner, int], kind: str, cuts: dict[str, AllocationUpdate]) -> int:
         """Shrink elastic jobs, the largest first; returns the GPUs freed."""
         freed = 0
         for owner in list(over) if self._resizes else ():
@@ -351,7 +353,9 @@ class TeamParts:
                     break
                 size = self._smaller(job, max(job.spec.min_gpus, job.gpus - left), kind)
                 if size is not None:
-                    cuts[job.id] = Holding(job.id, cut(job.placement, size, job.placement), None, job.servers)
+                    cuts[job.id] = AllocationUpdate(
+                        job.id, cut(job.placement, size, job.placement), None, job.servers
+                    )
                     over[owner] = left - (job.gpus - size)
                     freed += job.gpus - size
         return freed
@@ -368,9 +372,9 @@ class TeamParts:
         over: Iterable[Owner],
         kind: str,
         need: int,
-        cuts: Mapping[str, Holding],
+        cuts: Mapping[str, AllocationUpdate],
         gained_by: Callable[[Sequence[str]], int] | None = None,
-    ) -> list[tuple[int, list[Holding]]]:
+    ) -> list[tuple[int, list[AllocationUpdate]]]:
         """Jobs to stop for that many GPUs: each with the GPUs that it frees.
 
         None that keeps its GPUs until it ends. Those on borrowed GPUs alone before those that hold some of
@@ -402,11 +406,11 @@ class TeamParts:
             stops = [each for each in (job.id, job.beside) if each is not None]
             gained = more if gained_by is None else gained_by(stops)
             if gained:
-                found.append((more, [Holding(each) for each in stops]))
+                found.append((more, [AllocationUpdate(each) for each in stops]))
                 need, borrowed[owner] = need - gained, borrowed[owner] - more
         return found
 
-    def _freed_by(self, job: JobState, cuts: Mapping[str, Holding]) -> int:
+    def _freed_by(self, job: JobState, cuts: Mapping[str, AllocationUpdate]) -> int:
         return job.gpus - gpus_of(cuts[job.id].placement) if job.id in cuts else 0
 
     # The parts.
@@ -797,7 +801,7 @@ class _Spare:
         *,
         nodes: Sequence[NodeState],
         running: Mapping[str, JobState],
-        cuts: Mapping[str, Holding],
+        cuts: Mapping[str, AllocationUpdate],
         capacities: Capacities,
         hidden: Iterable[JobState],
     ) -> None:
@@ -811,7 +815,7 @@ class _Spare:
     def _change(self, job_ids: Iterable[str], sign: int) -> None:
         """Jobs get what they hold, or give it back (-1)."""
         for job in map(self.running.__getitem__, job_ids):
-            holding = self._cuts.get(job.id) or Holding.of(job)
+            holding = self._cuts.get(job.id) or AllocationUpdate.of(job)
             self._demands.book(job, holding.placement, holding.servers, sign)
             for name, count in holding.placement if job.counts_gpus else ():
                 if name in self._free:
