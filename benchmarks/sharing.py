@@ -15,7 +15,7 @@ from benchmarks.parts import figure, gateway_requests, parted, reclaim, team_div
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
-MEASURES: Final = ("tools/schedule/shares.py", "tools/schedule/session", "tools/run/service")
+MEASURES: Final = ("tools/schedule/quota.py", "tools/schedule/session", "tools/run/service")
 NAME: Final = "sharing"
 PARTS: Final[dict[str, Part]] = {
     "division": team_division.figures,

@@ -25,7 +25,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
-from pliant.tools.schedule.shares import GpuUsage
+from pliant.tools.schedule.quota import GpuUsage
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:

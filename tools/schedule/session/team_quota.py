@@ -1,7 +1,7 @@
 """The parts of a shared cluster: a policy of its own for each owner, asked about that owner's GPUs and jobs.
 
 Any policy serves a shared cluster unchanged. At each decision the entitlements are computed
-(:mod:`pliant.tools.schedule.shares`), GPUs that were lent come back, and the cluster is divided: an owner has
+(:mod:`pliant.tools.schedule.quota`), GPUs that were lent come back, and the cluster is divided: an owner has
 the GPUs that its jobs hold, and of the free ones as many as it is entitled to, whole nodes first. Then each
 owner's policy is asked about its part alone. The counts of a part bind; where a policy names no nodes, jobs
 are placed on the whole cluster, so that parts do not scatter them.
@@ -26,11 +26,11 @@ from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_type, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
+from pliant.tools.schedule.quota import Claim, Entitlement, TeamUsage, claims_of, entitle
 from pliant.tools.schedule.rates import Speeds, cut
 from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.assignment import Demands
 from pliant.tools.schedule.session.rules import RuleBook
-from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, claims_of, entitle
 from pliant.tools.schedule.snapshot import Change, ChangeKind, Snapshot
 
 if TYPE_CHECKING:

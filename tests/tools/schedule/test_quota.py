@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import OTHERS, Cluster, Owner, Shares
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.quota import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
 from tests.builders import TimedSteps, cluster, job, mixed_cluster, opened
 from tests.effort import examples
 from tests.tools.schedule.session.shared_world import THREE, comes, elastic, rigid, shares, world
