@@ -12,7 +12,7 @@ import numpy as np
 
 from pliant.tools.schedule import registry
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
+from pliant.tools.schedule.policies.shadow_price.job_estimates import Knowledge
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 
 NAME: Final = "shadow-price-mistaken"

@@ -12,7 +12,7 @@ import numpy as np
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
+from pliant.tools.schedule.policies.shadow_price.job_estimates import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot

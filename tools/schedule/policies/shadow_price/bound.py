@@ -49,7 +49,7 @@ from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policies.common import known_pools
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
+from pliant.tools.schedule.policies.shadow_price.job_estimates import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.reference import ROUNDING, SAME_S, EqualShares, Sharer
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import Speeds

@@ -29,7 +29,7 @@ from pliant.schemas.text import in_gpus, span_text
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
+from pliant.tools.schedule.policies.shadow_price.job_estimates import PoolColumns
 
 _PARTS: Final = (0.97, 0.9, 0.75, 0.6, 0.45, 0.3, 0.15, 0.05)
 """Of what a job would earn if it ended as soon as it can: the utilities that a soft deadline stands for."""

@@ -23,13 +23,13 @@ from pliant.tools.schedule.policies.common import Pool, known_pools, minimum_alo
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
 from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, heeded
-from pliant.tools.schedule.policies.shadow_price.knowledge import (
+from pliant.tools.schedule.policies.shadow_price.job_estimates import (
     Knowledge,
     PoolColumns,
     UnknownNoise,
     stated_left,
 )
-from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
+from pliant.tools.schedule.policies.shadow_price.placement_choice import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory, ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules, shared
 from pliant.tools.schedule.policies.shadow_price.types import shared_over_types

@@ -14,7 +14,7 @@ import numpy as np
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
 from pliant.tools.schedule.policies.shadow_price.completion_order import FEW, best_order, improved_fast
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
+from pliant.tools.schedule.policies.shadow_price.job_estimates import PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
     ConcaveWorth,
     ExactWorth,

@@ -30,7 +30,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
 from pliant.tools.schedule.policies.shadow_price.completion_order import improved
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
+from pliant.tools.schedule.policies.shadow_price.job_estimates import PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
     Priced,
     PricedJob,

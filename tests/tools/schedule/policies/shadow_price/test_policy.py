@@ -14,7 +14,7 @@ from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import NodeState, node_states
 from pliant.tools.schedule.policies.shadow_price import knowledge
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurve, sizes_of
-from pliant.tools.schedule.policies.shadow_price.places import NodeSpace, SeatedJob, gathered, place
+from pliant.tools.schedule.policies.shadow_price.placement_choice import NodeSpace, SeatedJob, gathered, place
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.session import Session

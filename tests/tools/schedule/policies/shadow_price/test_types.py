@@ -12,7 +12,7 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.common import known_pools
 from pliant.tools.schedule.policies.shadow_price import types
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
+from pliant.tools.schedule.policies.shadow_price.job_estimates import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules

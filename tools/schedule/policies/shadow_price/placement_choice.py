@@ -13,7 +13,7 @@ from typing import Literal
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState, gpus_of
 from pliant.tools.schedule.policies.shadow_price.curves import MOST_NOISE, best_batch
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
+from pliant.tools.schedule.policies.shadow_price.job_estimates import Knowledge
 from pliant.tools.schedule.policies.shadow_price.reference import NodeRooms
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares
 from pliant.tools.schedule.policy import Target
