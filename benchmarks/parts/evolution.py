@@ -33,7 +33,7 @@ from pliant.tools.schedule.policies.ones.limits import (
 )
 from pliant.tools.schedule.policies.ones.search import SharingProblem, beginning, counts_of, evolve
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.work_ahead import WorkAhead, known_work
+from pliant.tools.schedule.remaining_work import RemainingWork, known_work
 
 SEED: Final = 20211114
 POPULATION: Final = 64
@@ -66,7 +66,7 @@ def crowded(gpus: int, jobs: int, rng: np.random.Generator) -> SharingProblem:
     stated = rng.uniform(1e4, 1e6, jobs)
     stated[::2] = np.nan
     shape = (rng.uniform(1, 20, jobs), rng.uniform(1, 20, jobs))
-    work = WorkAhead(stated, rng.uniform(1e4, 1e5, jobs), np.zeros(jobs), *shape)
+    work = RemainingWork(stated, rng.uniform(1e4, 1e5, jobs), np.zeros(jobs), *shape)
     return SharingProblem(gpus, Sizes(utilization), work, np.arange(3), rng.permutation(jobs))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pliant.schemas.predictor import Predictor
     from pliant.tools.profile.predictor import EndedJob, Epoch, ProgressPredictor
-    from pliant.tools.schedule.work_ahead import WorkAhead
+    from pliant.tools.schedule.remaining_work import RemainingWork
 
     Floats = NDArray[np.float64]
 
@@ -74,14 +74,14 @@ class WorkForecast:
 
     def ahead(
         self, jobs: Sequence[JobState], time_s: float, epochs: Sequence[float | None] = ()
-    ) -> WorkAhead:
+    ) -> RemainingWork:
         """What is left of each job; NaN if it is unknown and no epoch has begun.
 
         :param epochs: samples of an epoch of each job; empty: as known.
         """
         import numpy as np
 
-        from pliant.tools.schedule.work_ahead import WorkAhead
+        from pliant.tools.schedule.remaining_work import RemainingWork
 
         stated = [None if job.predicted else job.remaining_samples(time_s) for job in jobs]
         exact = np.array([_number(left) for left in stated])
@@ -95,7 +95,7 @@ class WorkForecast:
             least = np.array([size or usual or _UNKNOWN for size in sizes])
             # the progress of a job in its first epoch is that at the end of it
             reached[unknown] = np.where(done[unknown] > 0, np.fmax(done[unknown], least), least)
-        return WorkAhead(exact, reached, reached - done, alpha, beta)
+        return RemainingWork(exact, reached, reached - done, alpha, beta)
 
     def remaining_samples(self, jobs: Sequence[JobState], time_s: float) -> Floats:
         """Expected samples left of each job, at its mean progress; exact for stated work."""

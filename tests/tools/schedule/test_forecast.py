@@ -17,8 +17,8 @@ from pliant.tools.schedule.finished_work import FinishedWork, WorkDone
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import MOST_EPOCH_ENDS, EpochEnd, JobState
 from pliant.tools.schedule.policies.srtf import Srtf
+from pliant.tools.schedule.remaining_work import RemainingWork, known_work
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 from tests.builders import cluster, job
 from tests.tools.profile.histories import history
 from tests.tools.schedule.histories import decide_from, submitted
@@ -232,7 +232,7 @@ def test_calls_from_cron_go_on_learning_what_is_left() -> None:
     assert rng.random() == np.random.default_rng(0).random()
     assert known_work([5.0]).expected().tolist() == [5.0]
     # The draws of a job with hardly any progress are finite.
-    unsure = WorkAhead(*(np.array([value]) for value in (NAN, 10.0, 0.0, 1e-9, 1.0)))
+    unsure = RemainingWork(*(np.array([value]) for value in (NAN, 10.0, 0.0, 1e-9, 1.0)))
     assert unsure.draws(np.random.default_rng(0), 3).max() == pytest.approx(10.0 * (1000 - 1))
 
 
@@ -240,7 +240,7 @@ def test_calls_from_cron_go_on_learning_what_is_left() -> None:
 
 
 NAN = float("nan")
-AHEAD = WorkAhead(
+AHEAD = RemainingWork(
     exact=np.array([NAN, 70.0, NAN]),
     reached=np.array([100.0, 1.0, 50.0]),
     before=np.array([0.0, 0.0, 20.0]),

@@ -138,7 +138,7 @@ def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: 
         inputs=basis.inputs,
         origin_s=basis.origin_s,
         events=events,
-        parts={name: _fields(part.state) for name, part in session.team_quota.items()},
+        parts={name: _fields(part.state) for name, part in session.parts.items()},
         usage=None if session.usage is None else _usage(session.usage),
         active=list(session.jobs),
         ended=list(session.book.ended),
@@ -161,7 +161,7 @@ def resume(session: Session, saved: SavedSession) -> list[Event]:
     """Bring a session without jobs to the saved point; returns the events yet to be applied."""
     facts, spec_of, capacities = saved.facts, saved.spec_of, session.cluster.capacities
     saved = replace(saved, spec_of=lambda job_id: capacities.without_what_never_fits(spec_of(job_id)))
-    for name, part in session.team_quota.items():
+    for name, part in session.parts.items():
         values = facts.parts[name]
         part.restore(type(part.state)(**{field: _shaped(value) for field, value in values.items()}))
     if session.usage is not None and facts.usage is not None:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.tools.schedule.policies.ones.limits import Bools, Floats, Ints, Sizes
-from pliant.tools.schedule.work_ahead import WorkAhead
+from pliant.tools.schedule.remaining_work import RemainingWork
 
 Genomes = npt.NDArray[np.int16]
 """[genome, GPU]: the row of the job that works there; :data:`IDLE` for none."""
@@ -36,7 +36,7 @@ class SharingProblem:
 
     gpus: int
     sizes: Sizes
-    work: WorkAhead
+    work: RemainingWork
     newcomers: Ints
     """Rows of the jobs that never ran, the first to be served first."""
     longest_first: Ints

@@ -6,7 +6,7 @@ import pytest
 from pliant.tools.schedule.policies.ones import search
 from pliant.tools.schedule.policies.ones.limits import Sizes
 from pliant.tools.schedule.policies.ones.population import Population
-from pliant.tools.schedule.work_ahead import WorkAhead, known_work
+from pliant.tools.schedule.remaining_work import RemainingWork, known_work
 
 INF = math.inf
 SCALING = [0.0, 1.0, 1.1, 1.2, 1.3]
@@ -16,7 +16,7 @@ SCALING = [0.0, 1.0, 1.1, 1.2, 1.3]
 def problem(
     *utilization: list[float],
     gpus: int = 4,
-    work: WorkAhead | list[float] | None = None,
+    work: RemainingWork | list[float] | None = None,
     new: tuple[int, ...] = (),
     longest: tuple[int, ...] = (),
 ) -> search.SharingProblem:
@@ -24,7 +24,7 @@ def problem(
     table = np.array([each + [INF] * (width - len(each)) for each in utilization])
     jobs = len(table)
     left = known_work(np.ones(jobs)) if work is None else work
-    left = left if isinstance(left, WorkAhead) else known_work(left)
+    left = left if isinstance(left, RemainingWork) else known_work(left)
     order = np.array(longest or range(jobs))
     return search.SharingProblem(gpus, Sizes(table), left, np.array(new, dtype=np.int64), order)
 
@@ -100,7 +100,7 @@ def test_mutations_give_gpus_away_and_the_fittest_leave_none() -> None:
 
     # Two jobs of unknown work alike: under one draw one of them is the shorter for every genome.
     ones = np.ones(2)
-    unknown = WorkAhead(np.full(2, np.nan), 100 * ones, 0 * ones, 2 * ones, 2 * ones)
+    unknown = RemainingWork(np.full(2, np.nan), 100 * ones, 0 * ones, 2 * ones, 2 * ones)
     world = problem(SCALING, SCALING, work=unknown)
     counts = np.array([[4, 0], [3, 1], [1, 3], [0, 4]])
     orders = {
@@ -111,7 +111,7 @@ def test_mutations_give_gpus_away_and_the_fittest_leave_none() -> None:
     assert all(order[0] != 3 or order.index(2) < order.index(1) for order in orders)
 
     ones = np.ones(2)
-    work = WorkAhead(np.array([500.0, np.nan]), 1000 * ones, 0 * ones, 30 * ones, 10 * ones)
+    work = RemainingWork(np.array([500.0, np.nan]), 1000 * ones, 0 * ones, 30 * ones, 10 * ones)
     drawn = work.draws(rng(), 4000)
     assert (drawn[:, 0] == 500).all()
     assert np.mean(1000 / (1000 + drawn[:, 1])) == pytest.approx(0.75, abs=0.01), "the mean of Be(30, 10)"

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _LEAST_PROGRESS: Final = 1e-3
-"""Smaller progress counts as this, to keep the work ahead finite."""
+"""Smaller progress counts as this, to keep the remaining work finite."""
 
 
 @dataclass(frozen=True)
-class WorkAhead:
+class RemainingWork:
     """Samples by job, in the order asked for."""
 
     exact: Floats
@@ -47,11 +47,11 @@ class WorkAhead:
         beyond = self.reached * self.beta / self.alpha
         return np.where(np.isnan(self.exact), beyond + self.before, self.exact)
 
-    def only(self, rows: Sequence[int]) -> WorkAhead:
+    def only(self, rows: Sequence[int]) -> RemainingWork:
         parts = (self.exact, self.reached, self.before, self.alpha, self.beta)
-        return WorkAhead(*(part[rows] for part in parts))
+        return RemainingWork(*(part[rows] for part in parts))
 
 
-def known_work(samples: Sequence[float] | Floats) -> WorkAhead:
+def known_work(samples: Sequence[float] | Floats) -> RemainingWork:
     ones = np.ones(len(samples))
-    return WorkAhead(np.asarray(samples, dtype=np.float64), ones, 0 * ones, ones, ones)
+    return RemainingWork(np.asarray(samples, dtype=np.float64), ones, 0 * ones, ones, ones)
