@@ -211,8 +211,8 @@ def session_from_history(
     info, previous = history.info, history.previous
     if info is not None and profile is None:
         profile = _profile_of(info, previous, history.source)
-    told = previous or info
-    cluster = cluster or (None if told is None else told.cluster)
+    recorded = previous or info
+    cluster = cluster or (None if recorded is None else recorded.cluster)
     if cluster is None:
         raise BadInputError.one(history.source, "does not name a cluster in its first event")
     policy = policy_for(question, profile)

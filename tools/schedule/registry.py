@@ -285,7 +285,7 @@ def describe(name: str) -> Description:
 def _traits(policy: type[Policy]) -> tuple[str, ...]:
     clock = ", ".join(f"`{name}`" for name in sorted(policy.depends_on_clock))
     files = ", ".join(f"`{name}`" for name in sorted(policy.files))
-    told = {
+    sentences = {
         "Packs: two jobs may train on one set of GPUs.": policy.packs,
         "Asks an oracle about jobs where a replay has one (`--compat pollux`).": policy.asks_oracle,
         "An oracle: knows the jobs of a replay that have not arrived; `pliant run` refuses it.": (
@@ -301,7 +301,7 @@ def _traits(policy: type[Policy]) -> tuple[str, ...]:
         "States a bound that reports hold runs against.": policy.bounds is not Policy.bounds,
         f"Weights of jobs: {policy.weight_means}.": bool(policy.weight_means),
     }
-    return tuple(text for text, holds in told.items() if holds)
+    return tuple(text for text, holds in sentences.items() if holds)
 
 
 def _interval_s(default: object) -> float | None:

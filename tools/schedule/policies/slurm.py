@@ -263,10 +263,10 @@ class Slurm(Policy):
         """O(changes · log jobs) where no pass is due; a pass costs O(tested jobs · those booked)."""
         now_s = snapshot.time_s
         rejected = reject_impossible(snapshot) | reject_arrivals(snapshot, _why_no_limit)
-        told = {change.job.id for change in snapshot.changes if change.job is not None}
-        self._charge_decided(snapshot, told)
+        changed = {change.job.id for change in snapshot.changes if change.job is not None}
+        self._charge_decided(snapshot, changed)
         self._recalculate(snapshot)
-        self._keep_up(snapshot, told | self._decided.keys(), rejected)
+        self._keep_up(snapshot, changed | self._decided.keys(), rejected)
         turn = _Turn(snapshot, GpuBudget(snapshot.free_gpus))
         head = self._start_in_order(turn)
         again_s = turn.exempt_until_s
@@ -302,23 +302,23 @@ class Slurm(Policy):
                 reason = f"started with priority {record.priority}"
             else:
                 parts = self._weighed(record, self._calculated_s or snapshot.time_s, snapshot.speeds)
-                told = ", ".join(
+                factors = ", ".join(
                     f"{name.replace('_', ' ')} {part:.0f}"
                     for name, part in parts._asdict().items()
                     if round(part)
                 )
                 place = f"place {places[job.id]} in the queue, " if job.id in places else ""
-                reason = f"{place}priority {record.priority}" + (f" ({told})" if told else "")
+                reason = f"{place}priority {record.priority}" + (f" ({factors})" if factors else "")
             explanations[job.id] = explain_gang(job, reason)
         return explanations
 
     # Jobs, and what their owners have used.
 
-    def _charge_decided(self, snapshot: Snapshot, told: Collection[str]) -> None:
+    def _charge_decided(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         """Count what the last decision gave, or what became of it where no change tells."""
         for job_id, gpus in self._decided.items():
             job = snapshot.jobs.get(job_id)
-            self._charge(job_id, gpus if job is None or job_id in told else job.gpus, self._decided_s)
+            self._charge(job_id, gpus if job is None or job_id in changed else job.gpus, self._decided_s)
 
     def _keep_up(self, snapshot: Snapshot, named: set[str], rejected: Mapping[str, str]) -> None:
         """:param named: jobs that may be in another place than before."""

@@ -52,9 +52,9 @@ class _TeamPart:
     policy: Policy
     free: FreeGpus
     rules: RuleBook
-    told: dict[int, int] | None = None
+    notified_gpus: dict[int, int] | None = None
     """GPUs by index of the node when the policy was last asked; None: never."""
-    unheard: list[Change] = field(default_factory=list)
+    pending_changes: list[Change] = field(default_factory=list)
     again_s: float | None = None
     """When its policy wants to be asked again."""
     offered: dict[str, int] = field(default_factory=dict)
@@ -555,19 +555,19 @@ class TeamQuota:
         )
 
     def _changes(self, part: _TeamPart, time_s: float) -> list[Change]:
-        """What the policy of a part has not heard of: of its jobs, then of its nodes."""
-        heard, part.unheard = part.unheard, []
-        before = part.told
-        part.told = {node.index: node.gpus for node in part.nodes if node.up}
+        """Changes that the policy of a part has not seen: of its jobs, then of its nodes."""
+        changes, part.pending_changes = part.pending_changes, []
+        before = part.notified_gpus
+        part.notified_gpus = {node.index: node.gpus for node in part.nodes if node.up}
         if before is None:
-            return heard
-        for i in sorted(before.keys() | part.told.keys()):
-            was, now = before.get(i, 0), part.told.get(i, 0)
+            return changes
+        for i in sorted(before.keys() | part.notified_gpus.keys()):
+            was, now = before.get(i, 0), part.notified_gpus.get(i, 0)
             if was == now:
                 continue
             kind: ChangeKind = "node_up" if not was else "capacity" if now else "node_down"
-            heard.append(Change(time_s, kind, node=part.nodes[i], gpus=now - was))
-        return heard
+            changes.append(Change(time_s, kind, node=part.nodes[i], gpus=now - was))
+        return changes
 
     # Asked as one policy.
 
@@ -581,7 +581,7 @@ class TeamQuota:
         quiet_s, asked = math.inf, False
         for owner in sorted(self._parts):
             part, jobs = self._parts[owner], mine.get(owner, {})
-            if not jobs and not part.unheard:
+            if not jobs and not part.pending_changes:
                 continue
             asked = True
             own = self._view(part, seen, jobs, self._changes(part, seen.time_s))
@@ -722,7 +722,7 @@ class TeamQuota:
                 "team": owner.team,
                 "user": owner.user,
                 "state": part.policy.dump_state(),
-                "told": {self._nodes[i].name: gpus for i, gpus in (part.told or {}).items()},
+                "told": {self._nodes[i].name: gpus for i, gpus in (part.notified_gpus or {}).items()},
             }
             for owner, part in sorted(self._parts.items())
         ]
@@ -751,7 +751,7 @@ class TeamQuota:
         for each in state["parts"]:
             owner = Owner(each["team"], each["user"])
             part = self._part(owner)
-            part.told = {index[name]: gpus for name, gpus in each["told"].items() if name in index}
+            part.notified_gpus = {index[name]: gpus for name, gpus in each["told"].items() if name in index}
             if each["state"] is not None:
                 mine = ((job_id, job) for job_id, job in jobs.items() if self._owns(owner, job))
                 part.policy.load_state(each["state"], dict(mine))

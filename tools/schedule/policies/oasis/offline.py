@@ -71,7 +71,7 @@ class OasisOffline(BooksSlots):
         if not 0 < limit_s <= 1e6:
             raise ValueError(f"limit_s is {limit_s:g}, expected more than 0, up to 1000000")
         self.limit_s = limit_s
-        # Of jobs that have not been heard yet, by id.
+        # By id, jobs whose bids have not been considered yet.
         self._parts: dict[str, _Part] = {}
 
     def _estimate(self) -> BoundsEstimate:
