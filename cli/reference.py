@@ -61,7 +61,7 @@ KNOWS: Final = {
 def priority_in_words(means: str | None) -> str:
     """What the priority of a job means to a policy.
 
-    :param means: as :attr:`Policy.priority_means` has it.
+    :param means: as :attr:`Policy.traits.priority_means` has it.
     """
     return "the policy does not say" if means is None else means or "it does not look at them"
 

@@ -68,7 +68,7 @@ def slower_sizes(inputs: Inputs) -> Iterator[tuple[str, str, str]]:
     speeds = Speeds(inputs.throughput, node_states(inputs.cluster))
     elastic = {job.id: job for job in inputs.jobs if job.elastic != "none"}
     for name in policy_names():
-        if policy_class(name).elasticity == "none":
+        if policy_class(name).traits.elasticity == "none":
             continue
         for event in replayed(inputs, name).log.events():
             if event.event in ALLOCATION_EVENTS and event.job in elastic and event.gpus and event.placement:

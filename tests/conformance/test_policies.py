@@ -150,7 +150,9 @@ GROW_OTHERWISE: Final = {
     "ones": "jobs grow as they report epochs, which these do not",
 }
 GROW: Final = [
-    name for name in policy_names() if make_policy(name).elasticity != "none" and name not in GROW_OTHERWISE
+    name
+    for name in policy_names()
+    if make_policy(name).traits.elasticity != "none" and name not in GROW_OTHERWISE
 ]
 CHOOSE_TYPES: Final = ("shadow-price", "sia")
 """Under the others a job stays on the GPU type that it was given."""
@@ -183,7 +185,7 @@ def settled(name: str, nodes: Cluster) -> JobState:
     return long
 
 
-ADMITS = {name for name in policy_names() if policy_class(name).trusts_guesses}
+ADMITS = {name for name in policy_names() if policy_class(name).traits.uses_guessed_speeds}
 """These admit jobs by what they are worth, and refuse those of unknown work."""
 
 
@@ -259,7 +261,7 @@ def test_every_job_ends_with_the_batch_of_its_last_regime(name: str, jobs: list[
     session = Session(policy, cluster(4, 4), TimedSteps(step_seconds), trace=jobs)
     failures = (NodeEvent(200.0, "n0", False), NodeEvent(260.0, "n0", True)) if fails else ()
     engine = Engine(
-        session, jobs, SimulatedCluster(node_events=failures), interval_s=policy.default_interval_s
+        session, jobs, SimulatedCluster(node_events=failures), interval_s=policy.traits.default_interval_s
     )
     engine.run()
     assert not session.jobs
@@ -336,7 +338,10 @@ def slowed(job: Job, factor: float) -> Job:
 def slowed_parameters(policy: str, factor: float) -> dict[str, Any]:
     result = {}
     for name, value in parameter_defaults(policy_class(policy)).items():
-        if name.endswith(("_s", "_seconds", "_hours")) and name not in policy_class(policy).depends_on_clock:
+        if (
+            name.endswith(("_s", "_seconds", "_hours"))
+            and name not in policy_class(policy).traits.clock_parameters
+        ):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 result[name] = value * factor
             elif isinstance(value, str) and value:
@@ -349,7 +354,7 @@ def test_where_every_second_lasts_twice_as_long_all_is_later(policy: str):
     if policy in UNSCALED:
         pytest.skip(UNSCALED[policy])
     jobs, expected = at_first(policy)
-    interval_s = policy_class(policy).default_interval_s
+    interval_s = policy_class(policy).traits.default_interval_s
     rounds = {} if interval_s is None else {"interval": interval_s * 2}
     slower = stories.story(
         [slowed(job, 2.0) for job in jobs],

@@ -96,7 +96,7 @@ def test_policies_name_sizes_that_jobs_may_have(name: str, jobs: list[Job], node
 
 
 def smallest(policy: Any, job: Job) -> int:
-    return job.gpus.requested if policy.elasticity == "none" else job.min_gpus
+    return job.gpus.requested if policy.traits.elasticity == "none" else job.min_gpus
 
 
 def check_speed(state: JobState) -> None:

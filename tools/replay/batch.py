@@ -193,7 +193,7 @@ def replay_all(
         if workers > 1 and PIPE in (sources.jobs, sources.cluster, sources.profile, sources.convergence):
             raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
         inputs = sources.read()
-        if any(policy_class(run.policy).follows_recording for run in runs):
+        if any(policy_class(run.policy).traits.follows_recording for run in runs):
             check_recorded(inputs.jobs)
         of_replays = [
             assumed(inputs, run.conditions, run.simulated, policy_class(run.policy), run.parameters)

@@ -162,7 +162,7 @@ def one_node(profile: Profile) -> Profile:
 
 
 def settle(compat: Compat, jobs: Sequence[Job], policy: Policy) -> Sequence[Job]:
-    if policy.elasticity != "size+batch" or not compat.settled:
+    if policy.traits.elasticity != "size+batch" or not compat.settled:
         return jobs
     return [_settled(job, *compat.settled[job.model]) if job.model in compat.settled else job for job in jobs]
 

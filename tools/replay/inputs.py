@@ -269,7 +269,7 @@ def assumed(
         *nothing_to_resize(one_of_each(inputs.jobs), policy),
         *(
             inconsistencies(inputs.jobs, inputs.cluster)
-            if policy.follows_recording
+            if policy.traits.follows_recording
             else _costs(inputs, conditions, simulated)
         ),
         *_progress(inputs, conditions),

@@ -93,7 +93,7 @@ def replay(
         refuse(assumptions)
     compat = preset(run.conditions.compat)
     policy = make_policy(run.policy, {**compat.parameters.get(run.policy, {}), **run.parameters})
-    follows = policy.follows_recording and is_recorded(inputs.jobs)
+    follows = policy.traits.follows_recording and is_recorded(inputs.jobs)
     if follows:
         check_recorded(inputs.jobs)
     stated = run.conditions.demand == "stated"
@@ -180,8 +180,8 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
         )
         times.load(inputs.models, dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes))
     name = conditions.progress or ("epochs" if compat.epochs else None)
-    moves_batches = policy.elasticity == "size+batch"
-    reports = policy.asks_forecast or conditions.demand == "predicted"
+    moves_batches = policy.traits.elasticity == "size+batch"
+    reports = policy.traits.uses_forecast or conditions.demand == "predicted"
     stepwise = moves_batches or reports
     model: ProgressModel | None
     oracle: Oracle | None = None
@@ -204,7 +204,7 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
 def _interval(stated_s: float | None, compat: Compat, policy: Policy) -> float | None:
     if stated_s is not None:
         return stated_s or None
-    return policy.default_interval_s if compat.interval_s is None else compat.interval_s
+    return policy.traits.default_interval_s if compat.interval_s is None else compat.interval_s
 
 
 def _with_costs(simulated: SimulatedCluster, compat: Compat, inputs: Inputs) -> SimulatedCluster:
@@ -354,7 +354,7 @@ def _info(
         seed=run.seed,
         simulated=True,
         oracle=done.session.policy_host.oracle is not None
-        or policy.knows_future
+        or policy.traits.needs_future
         or run.conditions.demand == "oracle",
         demand=run.conditions.demand,
         knew_work=run.conditions.demand == "stated" and policy.counts_on_work(one_of_each(inputs.jobs)),

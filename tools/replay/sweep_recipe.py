@@ -187,7 +187,7 @@ def _files_beside(recipe: SweepRecipe, folder: Path) -> dict[str, dict[str, tupl
     grids = {}
     for policy, grid in recipe.parameters.items():
         known = is_file(policy) or policy in policy_names()
-        files = policy_class(policy).files if known else frozenset()
+        files = policy_class(policy).traits.file_parameters if known else frozenset()
         grids[policy] = {
             key: tuple(str(folder / str(value)) if value else value for value in values)
             if key in files

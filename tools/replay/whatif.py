@@ -128,7 +128,7 @@ def predict_jobs(
         session,
         coming,
         replace(world, progress=lambda: _KnownEnds(speeds)),
-        interval_s=session.policy.default_interval_s,
+        interval_s=session.policy.traits.default_interval_s,
         correct=speeds.correct,
     )
     engine.carry_on(time_s)

@@ -129,34 +129,39 @@ def _which(chosen: Sequence[Trusted], rows: Sequence[Trusted]) -> str:
 
 def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) -> list[Assumption]:
     """An assumption if the policy goes by the work of jobs and cannot tell how long theirs takes."""
-    if profiled or policy.trusts_guesses or policy.knows not in ("work", "profile"):
+    if profiled or policy.traits.uses_guessed_speeds or policy.traits.knows not in ("work", "profile"):
         return []
     stating = [job.id for job in jobs if job.work_gap is None and not isinstance(job.work, GpuTimeWork)]
     if not stating:
         return []
     who = f'job "{stating[0]}"' if len(stating) == 1 else f"{len(stating)} jobs"
-    text = (
-        f"no profile says how long the work of {who} takes: policy {policy.name!r} {policy.of_unknown_work}"
-    )
+    does = policy.traits.unknown_work
+    text = f"no profile says how long the work of {who} takes: policy {policy.name!r} {does}"
     return [Assumption(kind="speed", text=text.replace("'", '"'))]
 
 
 def nothing_to_resize(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
     """An assumption if no job is elastic and the policy then amounts to another."""
-    if not policy.when_rigid or not (limits := [job.elastic for job in jobs]) or set(limits) != {"none"}:
+    if (
+        not policy.traits.when_rigid
+        or not (limits := [job.elastic for job in jobs])
+        or set(limits) != {"none"}
+    ):
         return []
-    return [Assumption(kind="rigid", text=f'no job is elastic: policy "{policy.name}" {policy.when_rigid}')]
+    return [
+        Assumption(kind="rigid", text=f'no job is elastic: policy "{policy.name}" {policy.traits.when_rigid}')
+    ]
 
 
 def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
     """An assumption if jobs state priorities and the policy does not look at them."""
-    stating = [job.id for job in jobs if job.priority] if policy.priority_means == "" else []
+    stating = [job.id for job in jobs if job.priority] if policy.traits.priority_means == "" else []
     return _ignored("priorities", ("states", "state"), stating, policy)
 
 
 def weights_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
     """An assumption if jobs have weights and the policy has no place for them."""
-    stating = [job.id for job in jobs if job.weight != 1.0] if not policy.weight_means else []
+    stating = [job.id for job in jobs if job.weight != 1.0] if not policy.traits.weight_means else []
     return _ignored("weights", ("has", "have"), stating, policy)
 
 
@@ -198,7 +203,7 @@ def sharing_assumed(cluster: Cluster, policy: type[Policy]) -> list[Assumption]:
     """An assumption if jobs may share GPUs though the profile has no such measurement."""
     together = cluster.sharing.unmeasured == "together"
     fits = together or any(node.gpu_memory for node in cluster.nodes)
-    if not (policy.packs and cluster.shares_gpus and fits):
+    if not (policy.traits.packs and cluster.shares_gpus and fits):
         return []
     which = "any two jobs fit one GPU" if together else "two jobs that fit one GPU share it"
     text = f"{which}; each keeps {cluster.sharing.speed:g} of its speed where the pair was not measured"

@@ -243,7 +243,7 @@ def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
 def policy_for(question: Question, profile: Profile | None) -> Policy:
     """:raises UsageError: the policy or a parameter is unknown, or the policy needs a profile."""
     policy = make_policy(question.policy, question.parameters)
-    if profile is None and "profile" in policy.needs:
+    if profile is None and "profile" in policy.traits.needs:
         raise UsageError(
             f'policy "{question.policy}" needs a profile: name one with --profile, or pipe one in'
         )

@@ -222,7 +222,7 @@ class JobCheck:
 
 def check_demand(jobs: Iterable[Job], policy: Policy, source: str, demand: Demand = "stated") -> None:
     """:raises BadInputError: jobs state no work, the policy needs it and nothing predicts it."""
-    needed = "demand" in policy.needs and demand == "stated"
+    needed = "demand" in policy.traits.needs and demand == "stated"
     silent = [(job.id, job.work_gap) for job in jobs if job.work_gap is not None] if needed else []
     if silent:
         need = f'which policy "{policy.name}" needs'

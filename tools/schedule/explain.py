@@ -64,7 +64,7 @@ def _constrained(
 
 
 def plain_explanations(session: Session) -> dict[str, Explanation]:
-    rigid = session.policy.elasticity == "none"
+    rigid = session.policy.traits.elasticity == "none"
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
     hidden = session.hidden
     alike: dict[Hashable, Explanation] = {}

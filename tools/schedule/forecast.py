@@ -1,6 +1,6 @@
 """How much work is left of jobs that do not state it: what a session predicts, and what policies ask.
 
-A policy that works with distributions sets ``asks_forecast`` and asks ``snapshot.forecast`` wherever work is
+A policy that works with distributions sets ``uses_forecast`` and asks ``snapshot.forecast`` wherever work is
 unknown (``job.remaining_samples`` is None). With ``--demand predicted`` every other policy finds the expected
 total in ``job.total_samples``.
 """

@@ -38,15 +38,16 @@ _POLICY: Final = Template(
 
 from typing import ClassVar
 
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 
 
 class $class_name(Policy):
     """Highest priority first: free GPUs go to the most important waiting jobs, on what they requested."""
 
     name: ClassVar[str] = "$name"
-    knows: ClassVar[Knows] = "nothing"
-    priority_means: ClassVar[str] = "free GPUs go to waiting jobs of higher priority first"
+    traits: ClassVar[Traits] = Traits(
+        knows="nothing", priority_means="free GPUs go to waiting jobs of higher priority first"
+    )
 
     def __init__(self, floor: float = 0.0) -> None:
         self.floor = floor

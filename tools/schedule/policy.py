@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -92,6 +92,95 @@ def parameter_names(policy: type[Policy]) -> tuple[str, ...]:
     return tuple(inspect.signature(policy).parameters)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a policy declares about itself: sessions hold it to this, messages and its page repeat it."""
+
+    elasticity: Elasticity = "none"
+    """The most that it changes about a job; a job that allows less keeps to its own ``elastic``.
+
+    With "none", jobs get the GPUs that they requested or nothing.
+    """
+    knows: Knows = "nothing"
+    """The most that its decisions rest on, in this order: "nothing" but requests, priorities and arrivals;
+    "service" that jobs received, and what those took that ended; the "work" of jobs, stated or expected; the
+    "profile", for speeds at other sizes, at other batches or on other GPU types. Pages group policies by it.
+    """
+    accumulates: bool = True
+    """Whether a job may train a step in several micro-steps where its GPUs do not hold the batch. A session
+    leaves out GPUs that slow a job down; under a policy that does not accumulate, as many stay as hold it."""
+    packs: bool = False
+    """Whether it lets two jobs train on the same GPUs (``Target.beside``). Jobs that share GPUs when another
+    policy takes over are separated: the later one loses its GPUs before the policy is asked."""
+    needs: frozenset[Need] = frozenset()
+    """Inputs without which it cannot decide: the work of each job, a profile. Jobs without are refused."""
+    priority_means: str | None = None
+    """Meaning of the priority of a job (``job.priority``), as a clause; empty: none. None: it is not said, so
+    no user is warned that priorities do not count."""
+    weight_means: str = ""
+    """Meaning of the weight of a job (``job.spec.weight``), as a clause; empty: none, and it says so."""
+    uses_deadlines: bool = False
+    """Whether it looks at what finishing by a time is worth to a job (``job.spec.utility``), at least on some
+    clusters: see :meth:`Policy.overlooks_deadline`."""
+    when_rigid: str = ""
+    """Clause on what it does where no job is elastic, if that is less than its name says."""
+    uses_guessed_speeds: bool = False
+    """Whether it counts with the speeds that are guessed where there is no profile. Other policies take jobs
+    whose work is not stated in GPU-seconds in order of submission (``JobState.is_speed_guessed``)."""
+    unknown_work: str = "goes by submission"
+    """Clause on what it does with jobs of which no profile says how long they take."""
+    default_interval_s: float | None = None
+    """Seconds between decisions; None: at once at every change.
+
+    While nothing runs and nothing can arrive, up to ``idle_limit.IDLE_ROUNDS`` (1000) further rounds are
+    held. Then every job that still waits is given up.
+    """
+    interval_parameter: str | None = None
+    """Parameter that holds the seconds between decisions of a policy that keeps an interval of its own.
+
+    Such a policy is asked at every change, and answers before its interval has passed only where it says so.
+    """
+    decides_at_epochs: bool = False
+    """Whether a run of real jobs asks it also when one reports the end of an epoch. A replay never does:
+    there every epoch ends when the rates say, so such a policy names the time in ``ask_again_s``."""
+    clock_parameters: frozenset[str] = frozenset()
+    """Parameters by which a decision depends on how fast the machine is; the checks leave them alone."""
+    file_parameters: frozenset[str] = frozenset()
+    """Parameters that name files which it reads when it is made. In a recipe of a sweep they are relative to
+    the recipe, elsewhere to the working directory; what is in force is absolute."""
+    follows_recording: bool = False
+    """Whether jobs hold in a replay what the trace recorded, and nothing is decided."""
+    uses_oracle: bool = False
+    """Whether it uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
+    needs_future: bool = False
+    """Whether it reads ``snapshot.future``, the jobs of a replay that have not arrived: an oracle, to hold
+    schedulers against. Its output is labelled so, and ``pliant run`` refuses it."""
+    uses_forecast: bool = False
+    """Whether it asks ``snapshot.forecast``, which then learns as with ``--demand predicted``."""
+    rebuilds_state: bool = True
+    """Whether a fresh object that sees the whole history decides as one that was there all along.
+
+    False where a history lacks what is carried, as the moment of the last look, or the candidates that
+    a random search goes on from: only repeating the search would find them. Such a policy dumps it, and
+    every schedule and state directory keeps the dump. Where it is lost, the policy begins from what the jobs
+    hold; it keeps every rule and decides alike however often it is rebuilt.
+    """
+
+
+_FORMER_TRAITS: Final = {field.name: field.name for field in fields(Traits)} | {
+    "heeds_deadlines": "uses_deadlines",
+    "trusts_guesses": "uses_guessed_speeds",
+    "of_unknown_work": "unknown_work",
+    "hears_epochs": "decides_at_epochs",
+    "depends_on_clock": "clock_parameters",
+    "files": "file_parameters",
+    "asks_oracle": "uses_oracle",
+    "knows_future": "needs_future",
+    "asks_forecast": "uses_forecast",
+}
+"""Traits by the class variables that said them until version 0.1; policies may still set these."""
+
+
 class Policy:
     """Base of all policies; subclasses override ``decide`` and what their state needs.
 
@@ -101,76 +190,14 @@ class Policy:
     """
 
     name: ClassVar[str]
-    elasticity: ClassVar[Elasticity] = "none"
-    """The most this policy changes about a job; a job that allows less keeps to its own ``elastic``.
-
-    A session holds every decision against it: with "none", jobs get the GPUs they requested or nothing.
-    """
-    knows: ClassVar[Knows] = "nothing"
-    """The most that its decisions rest on, in this order: "nothing" but requests, priorities and arrivals;
-    "service" that jobs received, and what those took that ended; the "work" of jobs, stated or expected; the
-    "profile", for speeds at other sizes, at other batches or on other GPU types. Pages group policies by it.
-    """
-    accumulates: ClassVar[bool] = True
-    """Whether a job may train a step in several micro-steps where its GPUs do not hold the batch. A session
-    leaves out GPUs that slow a job down; under a policy that does not accumulate, as many stay as hold it."""
-    packs: ClassVar[bool] = False
-    """Whether it lets two jobs train on the same GPUs (``Target.beside``). Jobs that share GPUs when another
-    policy takes over are parted: the one that came later loses its GPUs before the policy is asked."""
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    """What it cannot decide without: the work of each job, a profile. Jobs without it are refused."""
-    priority_means: ClassVar[str | None] = None
-    """What the priority of a job (``job.priority``) means to it, as a clause; empty: nothing. None: it does
-    not say, so no user is warned that priorities do not count."""
-    weight_means: ClassVar[str] = ""
-    """The same of their weights (``job.spec.weight``); empty: it has no place for them, and says so."""
-    heeds_deadlines: ClassVar[bool] = False
-    """Whether it looks at what finishing by a time is worth to a job (``job.spec.utility``), at least on some
-    clusters: see :meth:`overlooks_deadline`."""
-    when_rigid: ClassVar[str] = ""
-    """What it does where no job is elastic, if that is less than its name says, as a clause."""
-    trusts_guesses: ClassVar[bool] = False
-    """Where there is no profile, whether it counts with the speeds that are guessed then. Others take jobs
-    whose work is not stated in GPU-seconds in order of submission (``JobState.is_speed_guessed``)."""
-    of_unknown_work: ClassVar[str] = "goes by submission"
-    """What it does with jobs of which no profile says how long they take, as a clause."""
-    default_interval_s: ClassVar[float | None] = None
-    """Seconds between decisions; None: at once at every change.
-
-    While nothing runs and nothing can arrive, up to ``idle_limit.IDLE_ROUNDS`` (1000) further rounds are
-    held. Then every job that still waits is given up.
-    """
-    interval_parameter: ClassVar[str | None] = None
-    """The parameter that holds the seconds between decisions of a policy that keeps an interval of its own.
-
-    Such a policy is asked at every change, and answers before its interval has passed only where it says so.
-    """
-    hears_epochs: ClassVar[bool] = False
-    """A run of real jobs asks it also when one reports the end of an epoch. A replay never does: there every
-    epoch ends when the rates say, so such a policy names the time in ``ask_again_s``."""
-    depends_on_clock: ClassVar[frozenset[str]] = frozenset()
-    """Parameters by which a decision depends on how fast the machine is; the checks leave them alone."""
-    files: ClassVar[frozenset[str]] = frozenset()
-    """Parameters that name files which it reads when it is made. In a recipe of a sweep they are relative to
-    the recipe, elsewhere to the working directory; what is in force is absolute."""
-    follows_recording: ClassVar[bool] = False
-    """In a replay, jobs hold what the trace recorded, and nothing is decided."""
-    asks_oracle: ClassVar[bool] = False
-    """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
-    knows_future: ClassVar[bool] = False
-    """Reads ``snapshot.future``, the jobs of a replay that have not arrived: an oracle, to hold schedulers
-    against. Its output is labelled so, and ``pliant run`` refuses it."""
-    asks_forecast: ClassVar[bool] = False
-    """Asks ``snapshot.forecast``, which then learns as jobs end, as it does with ``--demand predicted``."""
+    traits: ClassVar[Traits] = Traits()
     state_version: ClassVar[int] = 1
-    rebuilds_state: ClassVar[bool] = True
-    """Whether a fresh object that sees the whole history decides as one that was there all along.
 
-    False where a history cannot tell what is carried, as the moment of the last look, or the candidates that
-    a random search goes on from: only repeating the search would find them. Such a policy dumps it, and
-    every schedule and state directory keeps the dump. Where it is lost, the policy begins from what the jobs
-    hold; it keeps every rule and decides alike however often it is rebuilt.
-    """
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        former = {new: vars(cls)[old] for old, new in _FORMER_TRAITS.items() if old in vars(cls)}
+        if former:
+            cls.traits = replace(cls.traits, **former)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -191,12 +218,12 @@ class Policy:
     def overlooks_deadline(cls, job: Job, cluster: Cluster) -> str | None:
         """Which deadlines it does not look at, as a clause; None if it looks at that of the job there."""
         del job, cluster
-        return None if cls.heeds_deadlines else "deadlines"
+        return None if cls.traits.uses_deadlines else "deadlines"
 
     def counts_on_work(self, jobs: Iterable[Job]) -> bool:
         """Whether decisions about such jobs rest on how long the work takes that they state."""
         del jobs
-        return self.knows in ("work", "profile")
+        return self.traits.knows in ("work", "profile")
 
     def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:
         """(GPUs, samples per second) of the sizes with which ``bounds`` count, ascending, for reports."""

@@ -179,8 +179,12 @@ def _needs(session: Session, time_s: float) -> dict[str, int]:
 
 
 def _round_s(policy: Policy) -> float:
-    own = None if policy.interval_parameter is None else getattr(policy, policy.interval_parameter)
-    return float(policy.default_interval_s or own or 0.0)
+    own = (
+        None
+        if policy.traits.interval_parameter is None
+        else getattr(policy, policy.traits.interval_parameter)
+    )
+    return float(policy.traits.default_interval_s or own or 0.0)
 
 
 class _TimeIsUpError(BaseException):
@@ -308,7 +312,7 @@ def next_moment_s(
         moments.append(session.decided.ask_again_s)
     if not moments:
         return None
-    interval_s = session.policy.default_interval_s
+    interval_s = session.policy.traits.default_interval_s
     return max(min(moments), time_s) if interval_s is None else time_s + interval_s
 
 

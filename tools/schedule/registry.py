@@ -250,7 +250,7 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
 
 
 def files_among(policy: type[Policy], values: Mapping[str, Any]) -> list[str]:
-    return [key for key in values if key in policy.files and values[key]]
+    return [key for key in values if key in policy.traits.file_parameters and values[key]]
 
 
 def describe(name: str) -> Description:
@@ -258,17 +258,17 @@ def describe(name: str) -> Description:
     policy = policy_class(name)
     text = inspect.cleandoc(policy.__doc__ or "")
     annotations, defaults = parameter_types(policy), parameter_defaults(policy)
-    own = policy.interval_parameter
+    own = policy.traits.interval_parameter
     return Description(
         name=policy.name,
         summary=text.splitlines()[0] if text else "",
         text=text,
-        elasticity=policy.elasticity,
-        knows=policy.knows,
+        elasticity=policy.traits.elasticity,
+        knows=policy.traits.knows,
         traits=_traits(policy),
-        needs=tuple(sorted(policy.needs)),
-        priority=policy.priority_means,
-        interval_s=policy.default_interval_s if own is None else _interval_s(defaults[own]),
+        needs=tuple(sorted(policy.traits.needs)),
+        priority=policy.traits.priority_means,
+        interval_s=policy.traits.default_interval_s if own is None else _interval_s(defaults[own]),
         interval_parameter=own,
         parameters=tuple(
             Parameter(
@@ -283,23 +283,23 @@ def describe(name: str) -> Description:
 
 
 def _traits(policy: type[Policy]) -> tuple[str, ...]:
-    clock = ", ".join(f"`{name}`" for name in sorted(policy.depends_on_clock))
-    files = ", ".join(f"`{name}`" for name in sorted(policy.files))
+    clock = ", ".join(f"`{name}`" for name in sorted(policy.traits.clock_parameters))
+    files = ", ".join(f"`{name}`" for name in sorted(policy.traits.file_parameters))
     sentences = {
-        "Packs: two jobs may train on one set of GPUs.": policy.packs,
-        "Asks an oracle about jobs where a replay has one (`--compat pollux`).": policy.asks_oracle,
+        "Packs: two jobs may train on one set of GPUs.": policy.traits.packs,
+        "Asks an oracle about jobs where a replay has one (`--compat pollux`).": policy.traits.uses_oracle,
         "An oracle: knows the jobs of a replay that have not arrived; `pliant run` refuses it.": (
-            policy.knows_future
+            policy.traits.needs_future
         ),
-        "Asks for predictions of the work that jobs do not state.": policy.asks_forecast,
-        "In a live run it is also asked when a job ends an epoch.": policy.hears_epochs,
+        "Asks for predictions of the work that jobs do not state.": policy.traits.uses_forecast,
+        "In a live run it is also asked when a job ends an epoch.": policy.traits.decides_at_epochs,
         "Carries state that a log cannot restore: where it is lost, it begins again from what jobs hold.": (
-            not policy.rebuilds_state
+            not policy.traits.rebuilds_state
         ),
         f"Decisions depend on the speed of the machine with {clock}.": bool(clock),
         f"Reads a file: {files}, in a recipe of a sweep relative to the recipe.": bool(files),
         "States a bound that reports hold runs against.": policy.bounds is not Policy.bounds,
-        f"Weights of jobs: {policy.weight_means}.": bool(policy.weight_means),
+        f"Weights of jobs: {policy.traits.weight_means}.": bool(policy.traits.weight_means),
     }
     return tuple(text for text, holds in sentences.items() if holds)
 

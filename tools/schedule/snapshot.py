@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Oracle(Protocol):
     """The truth about jobs, for policies that were published with such knowledge.
 
-    Only a replay that is asked to gives it; a policy that uses it sets ``asks_oracle``.
+    Only a replay that is asked to gives it; a policy that uses it sets ``uses_oracle``.
     """
 
     def remaining_steps(self, job: JobState, time_s: float) -> float:
@@ -96,7 +96,7 @@ class Snapshot(NamedTuple):
     forecast: WorkForecast | None = None
     """Predictions for jobs that do not state their work; every session has one."""
     future: Sequence[Job] = ()
-    """Jobs that have not arrived, for a policy that ``knows_future``; empty except in replays."""
+    """Jobs that have not arrived, for a policy whose traits say ``needs_future``; empty except in replays."""
 
     def arrivals(self) -> list[JobState]:
         """Active jobs, higher priority first, then in order of (submit_time, id)."""

@@ -204,7 +204,7 @@ def violations(given: World, policy: str) -> list[str]:
     """
     held, found = CheckedSession(make_policy(policy), given.cluster), list[str]()
     nodes = {node.name: node for node in given.cluster.nodes}
-    elastic = held.session.policy.elasticity != "none"
+    elastic = held.session.policy.traits.elasticity != "none"
     jobs = [job for job in given.jobs if given.can_run(job, job.min_gpus if elastic else job.gpus.requested)]
     coming = in_order_of_arrival(jobs)
     happen(held.session, held.time_s, coming)

@@ -56,7 +56,7 @@ LEARNED: Final = ("drl", *SLOTTED)
 """What these have learned is of seconds, or they keep slots, and may leave GPUs idle: they promise to keep
 rules, and no more."""
 _NAMES = [name for name in policy_names() if name not in (*SEARCHING, *SLOTTED)]
-EVENT_DRIVEN: Final = tuple(name for name in _NAMES if policy_class(name).default_interval_s is None)
+EVENT_DRIVEN: Final = tuple(name for name in _NAMES if policy_class(name).traits.default_interval_s is None)
 ROUNDS: Final = tuple(name for name in policy_names() if name not in (*EVENT_DRIVEN, *SEARCHING))
 
 BATCHES: Final = (32, 64, 128)
@@ -139,7 +139,7 @@ class World:
     def play(self, name: str, *, interval_s: float | None = None) -> Engine:
         """The replay under a policy, asked as often as it prefers where nothing is said."""
         policy = any_policy(name, self.seed)
-        asked_s = policy.default_interval_s if interval_s is None else interval_s or None
+        asked_s = policy.traits.default_interval_s if interval_s is None else interval_s or None
         options = {"simulated": self.simulated(), "interval_s": asked_s, "seed": self.seed}
         return play(policy, self.trace, self.nodes, Scattered(), **options)
 

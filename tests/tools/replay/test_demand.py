@@ -139,7 +139,7 @@ def test_unstated_work_needs_epochs_or_an_oracle(monkeypatch: pytest.MonkeyPatch
     assert events(replay(silent(), Run("srtf", simulated=fails)), "node_down")
     with pytest.raises(UsageError, match='--progress samples: job "a" states no work, and only epochs'):
         replay(silent(), Run("srtf", conditions=Conditions(progress="samples")))
-    monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
+    monkeypatch.setattr(Srtf, "traits", replace(Srtf.traits, needs=frozenset({"demand"})))
     with pytest.raises(BadInputError, match='job "a" states no work, which policy "srtf" needs'):
         under(silent())
     assert len(finished(under(silent(), "oracle"))) == 2

@@ -77,7 +77,7 @@ def replayed(policy: str, number: int) -> Engine:
         _in_company(drawn.nodes, draw),
         SPEEDS[number % len(SPEEDS)](),
         simulated=replace(drawn.simulated(), measured=measured),
-        interval_s=made.default_interval_s,
+        interval_s=made.traits.default_interval_s,
         seed=drawn.seed,
     )
 

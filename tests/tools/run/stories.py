@@ -70,7 +70,7 @@ class Story:
         self._random = random.Random(seed)
         self.now_s = BEGAN_S
         self.session = Session(make_policy(policy), nodes, throughput_for(None, nodes))
-        needs_work = "demand" in self.session.policy.needs
+        needs_work = "demand" in self.session.policy.traits.needs
         own = {"preemptible": True}  # the log adds what stops of others lose
         made = (job.model_copy(update={"id": name(job.id), **own}) for job in some_jobs(most_jobs))
         self._jobs = [job for job in made if job.work is not None or not needs_work]

@@ -5,6 +5,7 @@ import sys
 import tracemalloc
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final
@@ -85,7 +86,9 @@ def bytes_held(origin: object) -> int:
 
 def test_only_the_records_of_jobs_that_have_ended_are_kept(tmp_path, monkeypatch) -> None:
     """What is left of a job is text: what the log says of it, and what the policy knew."""
-    monkeypatch.setattr(FairShare, "default_interval_s", 1e-9)  # each turn is a round
+    monkeypatch.setattr(
+        FairShare, "traits", replace(FairShare.traits, default_interval_s=1e-9)
+    )  # each turn is a round
     loop = following(tmp_path)
     with loop.state as state:
         run(loop, tmp_path)

@@ -1,5 +1,5 @@
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
@@ -140,7 +140,7 @@ def test_a_job_larger_than_cluster_is_rejected_by_every_policy(policy: str, at: 
 def test_missing_profiles_are_said(monkeypatch) -> None:
     with pytest.raises(BadInputError, match='model "n" is not profiled'):
         decide([job("a", model="n")], NODES, PROFILE, Question("fifo"))
-    monkeypatch.setattr(Srtf, "needs", frozenset({"profile"}))
+    monkeypatch.setattr(Srtf, "traits", replace(Srtf.traits, needs=frozenset({"profile"})))
     with pytest.raises(UsageError, match='policy "srtf" needs a profile'):
         ask(job("a", gpu_seconds=10), policy="srtf")
 
@@ -263,9 +263,9 @@ def test_the_table_says_until_when_jobs_run_and_wait() -> None:
 GOES_BY_WORK = [
     name
     for name in BUILT_IN
-    if not (policy := policy_class(name)).trusts_guesses
-    and policy.knows in ("work", "profile")
-    and not policy.knows_future
+    if not (policy := policy_class(name)).traits.uses_guessed_speeds
+    and policy.traits.knows in ("work", "profile")
+    and not policy.traits.needs_future
 ]
 
 
@@ -466,5 +466,5 @@ def test_kept_carried_and_rebuilt_policies_decide_alike(name, rules, more):
     assert carried.changes.seen == rebuilt_.changes.seen == live.changes.seen
     assert carried.policy_host.standings(now_s) == live.policy_host.standings(now_s)
     assert known(carried, now_s) == known(live, now_s)
-    if rebuilt_.policy.rebuilds_state and not nodes.shares:
+    if rebuilt_.policy.traits.rebuilds_state and not nodes.shares:
         assert known(rebuilt_, now_s) == known(live, now_s)

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,7 +167,7 @@ def fitted() -> ProgressPredictor:
 
 
 def test_a_policy_that_needs_the_work_takes_predicted_work(monkeypatch) -> None:
-    monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
+    monkeypatch.setattr(Srtf, "traits", replace(Srtf.traits, needs=frozenset({"demand"})))
     with pytest.raises(BadInputError, match='jobs: job "a" states no work, which policy "srtf" needs'):
         decide([job("a")], NODES, None, Question("srtf"))
     found = decide([job("a"), job("b", gpu_seconds=1e-3)], NODES, None, SRTF)

@@ -140,7 +140,7 @@ def test_starts_are_as_certain_as_speeds_and_rounds_are_kept() -> None:
     assert predictions(held, 0.0, {"a": 2.0, "b": 2.0})["c"].source == "measured"
     # A policy with rounds is asked in rounds.
     held = decided(job("a", work={"samples": 5}), policy="las")
-    assert next_moment_s(held, 0.0) == Las.default_interval_s
+    assert next_moment_s(held, 0.0) == Las.traits.default_interval_s
     assert list(held.jobs) == ["a"], "to look is not to go there"
     # Nothing is to come where no end is known.
     held = decided(job("a"))

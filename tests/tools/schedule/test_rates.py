@@ -237,7 +237,7 @@ def test_no_job_holds_gpus_on_which_it_does_not_train(policy: str) -> None:
         assert 0 < held.jobs["a"].gpus <= 2
         assert held.jobs["a"].samples_per_second > 0
     else:
-        assert policy_class(policy).elasticity == "none"
+        assert policy_class(policy).traits.elasticity == "none"
 
 
 ALONE = [replace(step(2, 8, 0.1, model=model), peak_memory=60) for model in ("x", "y")]

@@ -64,9 +64,9 @@ def test_built_in_policies_are_described_and_imported_on_demand() -> None:
     # Every built in policy says what it knows.
     for name in registry.BUILT_IN:
         found = policy_class(name)
-        declares = [each for each in found.__mro__ if "knows" in vars(each) and each is not Policy]
-        assert declares, f"{name} does not say what it knows"
-        assert not (found.needs & {"demand", "profile"}) or found.knows in ("work", "profile"), name
+        assert found.traits is not Policy.traits, f"{name} does not say what it knows"
+        needs = found.traits.needs & {"demand", "profile"}
+        assert not needs or found.traits.knows in ("work", "profile"), name
 
     # Neither policies nor, by a session that draws nothing, NumPy.
     code = (

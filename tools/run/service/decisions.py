@@ -74,7 +74,7 @@ class Decisions:
 
     def ask_at_s(self) -> float:
         """When the policy is asked next if nothing happens."""
-        session, interval_s = self.session, self.session.policy.default_interval_s
+        session, interval_s = self.session, self.session.policy.traits.default_interval_s
         next_s = float("inf")
         if interval_s is not None and session.jobs:
             quiet_until_s = float("-inf") if session.changes.has_news else session.decided.quiet_until_s
@@ -334,7 +334,7 @@ class Arrivals:
 
     def _order(self, given: Numbered, now: float) -> list[Event]:
         """The events of an order; a schedule may cover a part of the cluster, the log gets all orders."""
-        rigid, given = self._session.policy.elasticity == "none", self._feasible(given)
+        rigid, given = self._session.policy.traits.elasticity == "none", self._feasible(given)
         order = given.order
         events = order_events(*given, now, self._state.log, rigid=rigid)
         if order.node is None or any(node.name == order.node for node in self._session.cluster.nodes):

@@ -174,8 +174,8 @@ class PreparedRun:
             self.executor.adopt(state.log)
         else:
             session = session_from_schedule(found, policy, throughput)
-            self._begin(state, policy.default_interval_s, policy.bounds_on(found.cluster))
-        if policy.packs and not self.executor.backend.shares_slots:
+            self._begin(state, policy.traits.default_interval_s, policy.bounds_on(found.cluster))
+        if policy.traits.packs and not self.executor.backend.shares_slots:
             _log.warning(
                 'policy "%s" packs jobs, and this backend gives a GPU to one: none share', policy.name
             )
@@ -320,7 +320,7 @@ def _require_torch(jobs: Iterable[Job]) -> None:
 
 
 def _refuse_oracle(name: str) -> None:
-    if policy_class(name).knows_future:
+    if policy_class(name).traits.needs_future:
         raise UsageError(f'policy "{name}" knows the jobs to come: it is for replays, not for a run')
 
 

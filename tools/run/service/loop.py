@@ -323,8 +323,8 @@ class Loop:
         for job_id, event in found:
             with self._faults.of(job_id):
                 self._notify(event)
-        hears_epochs = self.session.policy.hears_epochs
-        return happened or (hears_epochs and any(event.event == "epoch" for _, event in found))
+        at_epochs = self.session.policy.traits.decides_at_epochs
+        return happened or (at_epochs and any(event.event == "epoch" for _, event in found))
 
     def _see_nodes(self) -> bool:
         """Take jobs off nodes that went down, and record which went and came; returns whether any did."""

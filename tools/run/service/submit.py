@@ -611,7 +611,7 @@ def order_nodes(
 def policy_ignoring_priority(state: Path) -> str | None:
     """The policy that decided last there if it ignores priorities, else None."""
     name = _deciding(state)
-    return name if name is not None and policy_class(name).priority_means == "" else None
+    return name if name is not None and policy_class(name).traits.priority_means == "" else None
 
 
 def _overlooked_deadlines(state: Path, jobs: Iterable[Job]) -> str | None:
@@ -627,7 +627,7 @@ def _overlooked_deadlines(state: Path, jobs: Iterable[Job]) -> str | None:
 
 def _policy_ignoring_weight(state: Path) -> str | None:
     name = _deciding(state)
-    return name if name is not None and not policy_class(name).weight_means else None
+    return name if name is not None and not policy_class(name).traits.weight_means else None
 
 
 def _deciding(state: Path) -> str | None:

@@ -410,7 +410,7 @@ def live_session(
 def _is_rigid(question: Question, requests: Iterable[Request]) -> bool:
     """Whether updates of jobs meet a policy that gives each the GPUs that it requests."""
     updates = any(each.order is not None and each.order.changes is not None for each in requests)
-    return updates and policy_class(question.policy).elasticity == "none"
+    return updates and policy_class(question.policy).traits.elasticity == "none"
 
 
 def policy_in_use(info: RunInfo | None, schedule: Schedule | None) -> Question:

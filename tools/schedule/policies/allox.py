@@ -20,7 +20,7 @@ from pliant.tools.schedule.policies.common import (
     samples_to_go,
 )
 from pliant.tools.schedule.policies.gavel import Gavel, TimeFractions, capacity_of, speeds_of
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 _ROUND_S = 360.0
@@ -60,9 +60,11 @@ class Allox(Policy):
     """
 
     name: ClassVar[str] = "allox"
-    knows: ClassVar[Knows] = "profile"
-    priority_means: ClassVar[str] = ""
-    default_interval_s: ClassVar[float | None] = _ROUND_S
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        priority_means="",
+        default_interval_s=_ROUND_S,
+    )
 
     def __init__(
         self,

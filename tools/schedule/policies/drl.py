@@ -23,11 +23,10 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.documents import document_bytes, parse_document
 from pliant.schemas.file_io.files import atomic_write, read_bytes
 from pliant.schemas.file_io.record import NonNegativeInt, Record, broken_rule
-from pliant.schemas.job import Elasticity
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 Floats = npt.NDArray[np.float64]
@@ -62,10 +61,12 @@ class Drl(Policy):
     """
 
     name: ClassVar[str] = "drl"
-    knows: ClassVar[Knows] = "profile"
-    elasticity: ClassVar[Elasticity] = "size"
-    files: ClassVar[frozenset[str]] = frozenset({"network"})
-    priority_means: ClassVar[str] = "jobs of higher priority are among those that the network looks at first"
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        elasticity="size",
+        file_parameters=frozenset({"network"}),
+        priority_means="jobs of higher priority are among those that the network looks at first",
+    )
 
     def __init__(self, settled_s: float = 60.0, network: str = "") -> None:
         if settled_s <= 0:

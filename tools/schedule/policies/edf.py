@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from pliant.schemas.job import Elasticity, Job
+from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
     GpuBudget,
@@ -18,7 +18,7 @@ from pliant.tools.schedule.policies.common import (
     rising_sizes,
     serve_in_order,
 )
-from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ class Edf(Policy):
     """
 
     name: ClassVar[str] = "edf"
-    knows: ClassVar[Knows] = "nothing"
-    priority_means: ClassVar[str] = PRIORITY_FIRST
-    heeds_deadlines: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        knows="nothing",
+        priority_means=PRIORITY_FIRST,
+        uses_deadlines=True,
+    )
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         return serve_in_order(snapshot, _turn)
@@ -58,11 +60,13 @@ class EdfElastic(Policy):
     """
 
     name: ClassVar[str] = "edf-elastic"
-    knows: ClassVar[Knows] = "profile"
-    priority_means: ClassVar[str] = PRIORITY_FIRST
-    heeds_deadlines: ClassVar[bool] = True
-    elasticity: ClassVar[Elasticity] = "size"
-    when_rigid: ClassVar[str] = "gives each what it requested, as edf does"
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        priority_means=PRIORITY_FIRST,
+        uses_deadlines=True,
+        elasticity="size",
+        when_rigid="gives each what it requested, as edf does",
+    )
 
     def counts_on_work(self, jobs: Iterable[Job]) -> bool:
         return False

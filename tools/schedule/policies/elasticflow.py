@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policies.common import (
@@ -24,7 +23,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
     rising_sizes,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -59,12 +58,14 @@ class ElasticFlow(Policy):
     """
 
     name: ClassVar[str] = "elasticflow"
-    knows: ClassVar[Knows] = "profile"
-    elasticity: ClassVar[Elasticity] = "size"
-    heeds_deadlines: ClassVar[bool] = True
-    priority_means: ClassVar[str] = ""
-    when_rigid: ClassVar[str] = "admits jobs by their deadlines at the sizes that they requested"
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        elasticity="size",
+        uses_deadlines=True,
+        priority_means="",
+        when_rigid="admits jobs by their deadlines at the sizes that they requested",
+        rebuilds_state=False,
+    )
 
     def __init__(
         self, unadmitted: Unadmitted = "drop", rescale_s: float = 30.0, late_blocks: bool = False

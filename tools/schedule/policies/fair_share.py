@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from pliant.schemas.job import Elasticity
 from pliant.schemas.text import counted, in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
@@ -17,7 +16,7 @@ from pliant.tools.schedule.policies.common import (
     minimum_alone,
     reject_impossible,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -77,10 +76,12 @@ class FairShare(Policy):
     """
 
     name: ClassVar[str] = "fair-share"
-    knows: ClassVar[Knows] = "nothing"
-    priority_means: ClassVar[str] = "jobs of higher priority are admitted first; parts are equal all the same"
-    elasticity: ClassVar[Elasticity] = "size"
-    when_rigid: ClassVar[str] = "gives each what it requested, first come, first served, as fifo does"
+    traits: ClassVar[Traits] = Traits(
+        knows="nothing",
+        priority_means="jobs of higher priority are admitted first; parts are equal all the same",
+        elasticity="size",
+        when_rigid="gives each what it requested, first come, first served, as fifo does",
+    )
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot, minimum_alone)

@@ -9,7 +9,7 @@ from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.backfill import HeadStart, WaitingJobs, reserve, waits
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, is_in_reach, reject_impossible
-from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ class Fifo(Policy):
     """
 
     name: ClassVar[str] = "fifo"
-    knows: ClassVar[Knows] = "nothing"
-    priority_means: ClassVar[str] = PRIORITY_FIRST
+    traits: ClassVar[Traits] = Traits(
+        knows="nothing",
+        priority_means=PRIORITY_FIRST,
+    )
 
     def __init__(self, backfill: Backfill = "none") -> None:
         self.backfill: Backfill = backfill

@@ -33,7 +33,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
     samples_to_go,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 Floats = npt.NDArray[np.float64]
@@ -67,10 +67,12 @@ class Gavel(Policy):
     """
 
     name: ClassVar[str] = "gavel"
-    knows: ClassVar[Knows] = "profile"
-    priority_means: ClassVar[str] = ""
-    default_interval_s: ClassVar[float | None] = ROUND_S
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        priority_means="",
+        default_interval_s=ROUND_S,
+        rebuilds_state=False,
+    )
 
     def __init__(self, round_s: float = ROUND_S, renew_s: float = 0.0) -> None:
         if round_s <= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from pliant.tools.schedule.policies.common import explain_gang, serve_in_order
-from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -21,9 +21,11 @@ class Las(Policy):
     """
 
     name: ClassVar[str] = "las"
-    knows: ClassVar[Knows] = "service"
-    priority_means: ClassVar[str] = PRIORITY_FIRST
-    default_interval_s: ClassVar[float | None] = 60.0
+    traits: ClassVar[Traits] = Traits(
+        knows="service",
+        priority_means=PRIORITY_FIRST,
+        default_interval_s=60.0,
+    )
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         return serve_in_order(snapshot, lambda job: (-job.priority, job.attained_service_s(snapshot.time_s)))

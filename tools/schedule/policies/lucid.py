@@ -16,7 +16,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.text import counted
 from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus
 from pliant.tools.schedule.policies.common import GpuBudget, reject_impossible
-from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -50,10 +50,12 @@ class Lucid(Policy):
     """
 
     name: ClassVar[str] = "lucid"
-    knows: ClassVar[Knows] = "service"
-    packs: ClassVar[bool] = True
-    priority_means: ClassVar[str] = PRIORITY_FIRST
-    default_interval_s: ClassVar[float | None] = 60.0
+    traits: ClassVar[Traits] = Traits(
+        knows="service",
+        packs=True,
+        priority_means=PRIORITY_FIRST,
+        default_interval_s=60.0,
+    )
 
     def __init__(
         self, least_speed: float = 0.75, durations: Literal["predicted", "stated"] = "predicted"

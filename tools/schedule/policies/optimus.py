@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pliant.schemas.job import Elasticity
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobKind, JobState
 from pliant.tools.schedule.policies.common import (
@@ -17,7 +16,7 @@ from pliant.tools.schedule.policies.common import (
     minimum_alone,
     reject_impossible,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Oracle, Snapshot
 
 if TYPE_CHECKING:
@@ -99,11 +98,13 @@ class Optimus(Policy):
     """
 
     name: ClassVar[str] = "optimus"
-    knows: ClassVar[Knows] = "profile"
-    elasticity: ClassVar[Elasticity] = "size"
-    default_interval_s: ClassVar[float | None] = 60.0
-    asks_oracle: ClassVar[bool] = True
-    priority_means: ClassVar[str] = "jobs of higher priority get their first GPUs first"
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        elasticity="size",
+        default_interval_s=60.0,
+        uses_oracle=True,
+        priority_means="jobs of higher priority get their first GPUs first",
+    )
 
     def __init__(self, placement: Literal["compact", "emptiest"] = "compact") -> None:
         self.placement = placement

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policy import Traits
 
 
 class Recorded(Fifo):
@@ -17,7 +19,10 @@ class Recorded(Fifo):
     """
 
     name: ClassVar[str] = "recorded"
-    follows_recording: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        Fifo.traits,
+        follows_recording=True,
+    )
 
     def __init__(self) -> None:
         super().__init__()

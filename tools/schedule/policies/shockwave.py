@@ -25,7 +25,7 @@ from pliant.tools.schedule.policies.common import (
     trained_s,
 )
 from pliant.tools.schedule.policies.solver import solved
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Traits
 
 if TYPE_CHECKING:
     from pliant.tools.schedule.rates import Speeds
@@ -98,10 +98,12 @@ class Shockwave(Policy):
     """
 
     name: ClassVar[str] = "shockwave"
-    knows: ClassVar[Knows] = "profile"
-    priority_means: ClassVar[str] = ""
-    default_interval_s: ClassVar[float | None] = ROUND_S
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        priority_means="",
+        default_interval_s=ROUND_S,
+        rebuilds_state=False,
+    )
 
     def __init__(
         self, round_s: float = ROUND_S, rounds: int = 20, power: float = 12.0, restraint: float = 1e-3

@@ -24,7 +24,7 @@ from pliant.tools.schedule.policies.common import (
     reject_arrivals,
     reject_impossible,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.quota import GpuUsage
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
@@ -164,10 +164,12 @@ class Slurm(Policy):
     """
 
     name: ClassVar[str] = "slurm"
-    knows: ClassVar[Knows] = "work"
-    priority_means: ClassVar[str] = "it is added to the sum of the weighted factors, as a negative nice value"
-    of_unknown_work: ClassVar[str] = "takes default_time_s as their time limit"
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="work",
+        priority_means="it is added to the sum of the weighted factors, as a negative nice value",
+        unknown_work="takes default_time_s as their time limit",
+        rebuilds_state=False,
+    )
 
     def __init__(
         self,

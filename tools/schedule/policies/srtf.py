@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import explain_gang, requested_service_s, serve_in_order
-from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -24,8 +24,10 @@ class Srtf(Policy):
     """
 
     name: ClassVar[str] = "srtf"
-    knows: ClassVar[Knows] = "work"
-    priority_means: ClassVar[str] = PRIORITY_FIRST
+    traits: ClassVar[Traits] = Traits(
+        knows="work",
+        priority_means=PRIORITY_FIRST,
+    )
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         return serve_in_order(snapshot, lambda job: (-job.priority, remaining_service_s(job, snapshot)))
@@ -45,8 +47,10 @@ class Sjf(Policy):
     """
 
     name: ClassVar[str] = "sjf"
-    knows: ClassVar[Knows] = "work"
-    priority_means: ClassVar[str] = PRIORITY_FIRST
+    traits: ClassVar[Traits] = Traits(
+        knows="work",
+        priority_means=PRIORITY_FIRST,
+    )
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         return serve_in_order(

@@ -15,7 +15,7 @@ from pliant.tools.schedule.policies.common import (
     explain_gang,
     reject_impossible,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -53,10 +53,12 @@ class Themis(Policy):
     """
 
     name: ClassVar[str] = "themis"
-    knows: ClassVar[Knows] = "work"
-    priority_means: ClassVar[str] = ""
-    default_interval_s: ClassVar[float | None] = _ROUND_S
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="work",
+        priority_means="",
+        default_interval_s=_ROUND_S,
+        rebuilds_state=False,
+    )
 
     def __init__(self, fairness: float = 0.8, lease_s: float = _ROUND_S) -> None:
         if not 0 <= fairness < 1:

@@ -20,7 +20,7 @@ from pliant.tools.schedule.policies.common import (
     explain_gang,
     reject_impossible,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 
@@ -59,9 +59,11 @@ class Tiresias(Policy):
     """
 
     name: ClassVar[str] = "tiresias"
-    knows: ClassVar[Knows] = "service"
-    priority_means: ClassVar[str] = ""
-    default_interval_s: ClassVar[float | None] = 60.0
+    traits: ClassVar[Traits] = Traits(
+        knows="service",
+        priority_means="",
+        default_interval_s=60.0,
+    )
 
     def __init__(
         self,

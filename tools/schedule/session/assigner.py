@@ -129,7 +129,7 @@ class Assigner:
             target = self._useful(job, target)
             if not target.gpus:
                 return None
-        accumulates = self._policy.accumulates
+        accumulates = self._policy.traits.accumulates
         return start(job, target, cluster.free, cluster.speeds, sizes_jobs=trims, accumulates=accumulates)
 
     # All others.
@@ -201,7 +201,7 @@ class Assigner:
             gpus,
             gpu_type,
             global_batch=batch or job.global_batch,
-            accumulates=self._policy.accumulates,
+            accumulates=self._policy.traits.accumulates,
         )
         return target._replace(gpus=useful, servers=None) if 0 < useful < gpus else target
 
@@ -221,7 +221,7 @@ class Assigner:
                 in_part=bool(self.decided.kept_until_s),
                 demands=self._left_by_others if demanding else None,
                 sizes_jobs=self._trims,
-                accumulates=self._policy.accumulates,
+                accumulates=self._policy.traits.accumulates,
                 cut=self.cut,
                 in_teams=self._in_teams,
             )
@@ -244,7 +244,7 @@ class Assigner:
     def without_place(self, unplaced: Sequence[str], decision: Decision) -> dict[str, None]:
         """These jobs, and others that wait and for which the nodes that they may run on have too few left."""
         free, nodes = self._cluster.free, self._cluster.nodes
-        total, rigid = sum(free.by_type.values()), self._policy.elasticity == "none"
+        total, rigid = sum(free.by_type.values()), self._policy.traits.elasticity == "none"
         left: dict[int, int] = {}
         without = dict.fromkeys(unplaced)
         for job_id, job in self._admission.visible_jobs.items():
@@ -287,7 +287,7 @@ class Assigner:
 
     def _could_start(self) -> Iterator[tuple[JobState, int]]:
         """Jobs with demands that wait though enough GPUs are free, and the fewest that they start on."""
-        by_type, rigid = self._cluster.free.by_type, self._policy.elasticity == "none"
+        by_type, rigid = self._cluster.free.by_type, self._policy.traits.elasticity == "none"
         for job in self._admission.visible_jobs.values():
             if job.gpus or not job.takes_room or self._quarantine.held_until_s(job.id) is not None:
                 continue

@@ -44,12 +44,12 @@ class PolicyHost:
         self.policy = policy
         # The policy's only source of randomness.
         self.rng = rng
-        self.oracle = oracle if policy.asks_oracle else None
+        self.oracle = oracle if policy.traits.uses_oracle else None
         self.forecast = forecast
         self.demand = demand
         self.rules = RuleBook(policy, cluster.nodes, cluster.speeds)
         # Jobs of the trace that have not arrived.
-        self.future = {job.id: job for job in trace if not job.on_cpus} if policy.knows_future else {}
+        self.future = {job.id: job for job in trace if not job.on_cpus} if policy.traits.needs_future else {}
         self._cluster = cluster
         self._admission = admission
         self._changes = changes
@@ -132,12 +132,12 @@ class PolicyHost:
     @property
     def learns(self) -> bool:
         """Whether the forecast is used, and so learns from jobs that finish."""
-        return self.demand == "predicted" or self.policy.asks_forecast
+        return self.demand == "predicted" or self.policy.traits.uses_forecast
 
     def foresee(self, time_s: float) -> None:
         """Learn from what has changed, and predict the work of jobs that do not state it."""
         self._learn_from(self._changes.entries, self._changes.seen)
-        if self.demand == "predicted" and not self.policy.asks_forecast:
+        if self.demand == "predicted" and not self.policy.traits.uses_forecast:
             self.forecast.foresee(self._admission.visible_jobs.values(), time_s)
 
     def _learn_from(self, changes: Sequence[Change], first: int) -> None:

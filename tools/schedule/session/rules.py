@@ -107,7 +107,7 @@ class RuleBook:
             low, high = job.min_gpus, job.max_gpus(up_gpus)
             if not low <= gpus <= high:
                 raise self._error(f'gives "{job.id}" {gpus} GPUs, its limits are {low} to {high}')
-        if not (as_requested or (job.is_elastic and self._policy.elasticity != "none")):
+        if not (as_requested or (job.is_elastic and self._policy.traits.elasticity != "none")):
             whose = "the policy declares no elasticity" if job.is_elastic else "the job is not elastic"
             raise self._error(f'resizes "{job.id}" to {gpus} GPUs, but {whose}')
         if gpu_type is not None and gpu_type not in free:
@@ -120,7 +120,7 @@ class RuleBook:
             self._check_servers(job, gpus, servers)
 
     def _check_batch(self, job: JobState, batch: int) -> None:
-        if self._policy.elasticity != "size+batch" or job.spec.elastic != "size+batch":
+        if self._policy.traits.elasticity != "size+batch" or job.spec.elastic != "size+batch":
             raise self._error(
                 f'changes the batch of "{job.id}" to {batch}, which its elasticity does not allow'
             )
@@ -155,7 +155,7 @@ class RuleBook:
     ) -> None:
         """Two jobs share GPUs only as a whole set, without a third, and if both agree."""
         what = f'puts "{job.id}" beside "{target.beside}"'
-        if not self._policy.packs:
+        if not self._policy.traits.packs:
             raise self._error(f"{what}, but the policy declares not to pack jobs")
         other = jobs.get(target.beside or "")
         if other is None or other is job or other.id in decision.rejected:

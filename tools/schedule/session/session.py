@@ -123,11 +123,11 @@ class Session:
             quarantine=self.quarantine,
             dwell=self._dwell,
             in_teams=self.quota is not None,
-            trims=policy.elasticity != "none" and self.policy_host.oracle is None,
+            trims=policy.traits.elasticity != "none" and self.policy_host.oracle is None,
         )
         self.decided: Decided = self.assigner.decided
         # Whether all jobs that share GPUs may do so under this policy.
-        self._separated = policy.packs
+        self._separated = policy.traits.packs
         # Changes at which the policy was not asked, before `changes`.
         self._unseen: list[Change] = []
 
@@ -493,7 +493,7 @@ class Session:
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
         as lost.
         """
-        evictions = self.maintenance.evictions(elastic=self.policy.elasticity != "none")
+        evictions = self.maintenance.evictions(elastic=self.policy.traits.elasticity != "none")
         left = self.set_allocations(evictions, time_s) if evictions else []
         if not self._separated:
             left += self.set_allocations(self._borrowers(), time_s)

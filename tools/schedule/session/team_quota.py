@@ -99,7 +99,7 @@ class TeamQuota:
         self._limited = [name for name, team in usage.shares.teams.items() if team.max or not team.borrows]
         self._nodes = nodes
         self._speeds = speeds
-        self._resizes = policy.elasticity != "none"
+        self._resizes = policy.traits.elasticity != "none"
         self._parts: dict[Owner, _TeamPart] = {}
         self._looks_ahead = False
         self._entitled: dict[Owner, Entitlement] = {}
@@ -576,7 +576,7 @@ class TeamQuota:
         mine = self._fit(seen.jobs, seen.free)
         for change in seen.changes:
             if change.job is not None:
-                self._part(self._shares.owner_of(change.job.spec)).unheard.append(change)
+                self._part(self._shares.owner_of(change.job.spec)).pending_changes.append(change)
         merged, admissions = Decision(), dict[str, Mapping[str, Any]]()
         quiet_s, asked = math.inf, False
         for owner in sorted(self._parts):

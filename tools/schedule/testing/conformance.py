@@ -174,7 +174,7 @@ def check_state_survives(make: Factory) -> None:
     for stop in range(0, len(jobs), 5):
         carried, rebuilt = (_continued(make, jobs, stop, how) for how in ("carried", "rebuilt"))
         require(carried == kept, f"carried state decides otherwise after {stop} jobs")
-        if make().rebuilds_state:
+        if make().traits.rebuilds_state:
             require(rebuilt == kept, f"state rebuilt from history decides otherwise after {stop} jobs")
         else:
             again = _continued(make, jobs, stop, "rebuilt")

@@ -110,7 +110,7 @@ def constrained(jobs: Iterable[Job]) -> list[Job]:
 def jobs_for(policy: Policy, count: int) -> list[Job]:
     """:func:`some_jobs`; all of known work where the policy needs that."""
     jobs = some_jobs(count)
-    return [each for each in jobs if each.work is not None] if "demand" in policy.needs else jobs
+    return [each for each in jobs if each.work is not None] if "demand" in policy.traits.needs else jobs
 
 
 class CheckedSession:
@@ -209,7 +209,7 @@ def _check_job(session: Session, state: JobState) -> None:
         return
     low, high = state.spec.min_gpus, state.max_gpus(session.cluster.spec.total_gpus)
     require(low <= state.gpus <= high, f"{state.id} got {state.gpus} GPUs, its limits are {low} to {high}")
-    rigid = "none" in (state.spec.elastic, session.policy.elasticity)
+    rigid = "none" in (state.spec.elastic, session.policy.traits.elasticity)
     asked = state.spec.gpus.requested
     require(not rigid or state.gpus == asked, f"{state.id} got {state.gpus} GPUs, as a gang it takes {asked}")
     each = state.per_replica
@@ -225,7 +225,7 @@ def _check_job(session: Session, state: JobState) -> None:
     require(allowed, f"{state.id} may run on {constraint and constraint.words}, and is on {state.placement}")
     types = {node.gpu_type for node in nodes}
     require(len(types) == 1, f"{state.id} mixes GPU types {sorted(types)}")
-    fixed = session.policy.elasticity != "size+batch" or state.spec.elastic != "size+batch"
+    fixed = session.policy.traits.elasticity != "size+batch" or state.spec.elastic != "size+batch"
     require(not fixed or state.global_batch == state.reference_batch, f"the batch of {state.id} changed")
 
 
@@ -233,7 +233,7 @@ def _check_company(session: Session, state: JobState) -> None:
     if state.beside is None:
         return
     other, pair = session.jobs.get(state.beside), f"{state.id} and {state.beside}"
-    require(session.policy.packs, f"{pair} share GPUs, and the policy declares not to pack")
+    require(session.policy.traits.packs, f"{pair} share GPUs, and the policy declares not to pack")
     require(other is not None and other.beside == state.id, f"{pair} share GPUs, and one does not know it")
     if other is not None:
         require(other.placement == state.placement, f"{pair} share GPUs, but not all of them")
@@ -252,11 +252,11 @@ _ATTEMPTS: Final = 20
 def drawn_policies(policy: type[Policy], rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
     """Up to ``count`` sets of parameters that the policy accepts; each leaves about half at their defaults.
 
-    Parameters in ``depends_on_clock`` stay at their defaults. A set is refused by ``ValueError`` or
+    Parameters in ``clock_parameters`` stay at their defaults. A set is refused by ``ValueError`` or
     ``UsageError`` from ``__init__``; then others are drawn.
     """
     types, defaults = parameter_types(policy), parameter_defaults(policy)
-    types = {key: kind for key, kind in types.items() if key not in policy.depends_on_clock}
+    types = {key: kind for key, kind in types.items() if key not in policy.traits.clock_parameters}
     for _ in range(count if types else 0):
         for _ in range(_ATTEMPTS):
             chosen = {
@@ -379,7 +379,7 @@ def _update(session: Session, job: JobState, op: Op, time_s: float) -> None:
     gpus = {"requested": most, "min": least, "max": most, "sizes": None}
     spec = updated(job.spec, {"gpus": gpus})
     session.update(job.id, time_s, spec)
-    as_asked = session.policy.elasticity != "none" or job.gpus == most
+    as_asked = session.policy.traits.elasticity != "none" or job.gpus == most
     if job.gpus and not (as_asked and job.gpus in spec.sizes(job.gpus)):
         session.lose(job.id, time_s)
 

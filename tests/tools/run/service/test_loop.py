@@ -208,7 +208,7 @@ def test_a_policy_that_starts_nothing_is_given_up(site: Site, monkeypatch: pytes
     site.job("a")
     monkeypatch.setattr(Fifo, "decide", lambda self, snapshot, rng: Decision())
     if rounds:
-        monkeypatch.setattr(Fifo, "default_interval_s", 0.001)
+        monkeypatch.setattr(Fifo, "traits", replace(Fifo.traits, default_interval_s=0.001))
         monkeypatch.setattr(idle_limit, "IDLE_ROUNDS", rounds)
     with pytest.raises(InfeasibleError, match='job "a" is left: policy "fifo" never starts it'):
         run_until_done(site.options("fifo"), silent)

@@ -171,7 +171,7 @@ def test_only_what_no_job_is_to_blame_for_ends_the_loop(tmp_path: Path) -> None:
 
 
 def test_a_policy_with_rounds_is_asked_every_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fifo, "default_interval_s", 10.0)
+    monkeypatch.setattr(Fifo, "traits", replace(Fifo.traits, default_interval_s=10.0))
     world.ask("a", 2)
     world.turn_until(world.nodes.training)
     asked = len(world.events("decision"))

@@ -42,9 +42,9 @@ def test_jobs_take_turns_on_the_type_that_suits_them() -> None:
     held = rounds(gavel.Gavel(), cluster(2), [job(name, gpus=2, gpu_seconds=1e6) for name in "ab"], 2)
     reason = "entitled to 50% of the time on gpu (360 s received), priority 0.67"
     assert held.explain(ROUND_S)["a"].reason == reason
-    assert {each.default_interval_s for each in (gavel.Gavel, gavel.GavelFtf, gavel.GavelMakespan)} == {
-        ROUND_S
-    }
+    assert {
+        each.traits.default_interval_s for each in (gavel.Gavel, gavel.GavelFtf, gavel.GavelMakespan)
+    } == {ROUND_S}
     # A job gets the GPU type that suits it.
     rates = {("even", "old"): 1.0, ("even", "new"): 1.5, ("picky", "old"): 1.0, ("picky", "new"): 6.0}
     jobs = [job(name, model=name, batch=16, work={"samples": 1e6}) for name in ("even", "picky")]

@@ -70,7 +70,7 @@ def test_a_foreign_policy_is_not_said_to_ignore_priorities(monkeypatch: pytest.M
     monkeypatch.setattr(sys.modules[__name__], "Strangers", Strangers, raising=False)
     assert priorities_ignored([job("b", priority=2.0)], policy_class("strangers")) == []
     assert "priorities of jobs: the policy does not say" in page(describe("strangers"))
-    assert Policy.priority_means is None
+    assert Policy.traits.priority_means is None
 
 
 @pytest.mark.parametrize("policy", ["ares", "shadow-price"])

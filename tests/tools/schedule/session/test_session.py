@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_a_rule_broken_is_an_error_that_names_the_policy(targets, complaint):
 
 
 def test_a_policy_keeps_to_the_elasticity_it_declares(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Says, "elasticity", "none")
+    monkeypatch.setattr(Says, "traits", replace(Says.traits, elasticity="none"))
     held = opened(cluster(4), job("a", gpus=2, low=1, high=4))
     with pytest.raises(PolicyError, match="declares no elasticity"):
         steps(held, 0, a=4)

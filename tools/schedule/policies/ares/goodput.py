@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
-from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesByJob
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.pollux.goodput import GoodputTable
 from pliant.tools.schedule.policies.pollux.policy import Goodputs
-from pliant.tools.schedule.policy import Decision, Target
+from pliant.tools.schedule.policy import Decision, Target, Traits
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -39,7 +39,10 @@ class AresGoodput(Ares):
     """
 
     name: ClassVar[str] = "ares-goodput"
-    elasticity: ClassVar[Elasticity] = "size+batch"
+    traits: ClassVar[Traits] = replace(
+        Ares.traits,
+        elasticity="size+batch",
+    )
 
     def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:
         super().__init__(alpha, pool, compact_s)

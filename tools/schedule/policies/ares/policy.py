@@ -20,7 +20,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.demand import demand_gpu_s, sizes_below
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.allocation import (
@@ -32,7 +31,7 @@ from pliant.tools.schedule.policies.ares.allocation import (
 )
 from pliant.tools.schedule.policies.ares.unknown_demand import Share, UnknownDemand, explain_unknown
 from pliant.tools.schedule.policies.common import reject_impossible
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -61,11 +60,13 @@ class Ares(Policy):
     """
 
     name: ClassVar[str] = "ares"
-    knows: ClassVar[Knows] = "profile"
-    priority_means: ClassVar[str] = ""
-    weight_means: ClassVar[str] = "a job of weight 2 has the fair share of two jobs"
-    of_unknown_work: ClassVar[str] = "gives such jobs equal shares of its pool, whichever came first"
-    elasticity: ClassVar[Elasticity] = "size"
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        priority_means="",
+        weight_means="a job of weight 2 has the fair share of two jobs",
+        unknown_work="gives such jobs equal shares of its pool, whichever came first",
+        elasticity="size",
+    )
 
     def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:
         if not 0 < alpha <= 1:

@@ -15,13 +15,13 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity, Job
+from pliant.schemas.job import Job
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import reject_arrivals, why_impossible
 from pliant.tools.schedule.policies.elastic_dp.admission import Admission, AdmissionControl, Objective
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, ScalingCurves, allowed_batches
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:
@@ -53,12 +53,14 @@ class ElasticDp(Policy):
     """
 
     name: ClassVar[str] = "elastic-dp"
-    knows: ClassVar[Knows] = "profile"
-    elasticity: ClassVar[Elasticity] = "size+batch"
-    accumulates: ClassVar[bool] = False
-    priority_means: ClassVar[str] = "a job of priority p counts priority_base to the power of p"
-    interval_parameter: ClassVar[str | None] = "interval_s"
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        elasticity="size+batch",
+        accumulates=False,
+        priority_means="a job of priority p counts priority_base to the power of p",
+        interval_parameter="interval_s",
+        rebuilds_state=False,
+    )
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from pliant.tools.schedule.policies.multi_resource.rules import (
     by_arrival,
     by_dominant_share,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ class FifoDemands(Policy):
     """
 
     name: ClassVar[str] = "fifo-demands"
-    knows: ClassVar[Knows] = "nothing"
-    priority_means: ClassVar[str] = ""
+    traits: ClassVar[Traits] = Traits(
+        knows="nothing",
+        priority_means="",
+    )
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot)
@@ -65,8 +67,10 @@ class Drf(Policy):
     """
 
     name: ClassVar[str] = "drf"
-    knows: ClassVar[Knows] = "nothing"
-    priority_means: ClassVar[str] = ""
+    traits: ClassVar[Traits] = Traits(
+        knows="nothing",
+        priority_means="",
+    )
     elasticity = "size"
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -94,8 +98,10 @@ class Dorm(Policy):
     """
 
     name: ClassVar[str] = "dorm"
-    knows: ClassVar[Knows] = "nothing"
-    priority_means: ClassVar[str] = ""
+    traits: ClassVar[Traits] = Traits(
+        knows="nothing",
+        priority_means="",
+    )
     elasticity = "size"
 
     def __init__(self, *, fairness: float = 0.1, adjusted: float = 0.1) -> None:
@@ -142,9 +148,11 @@ class Rrh(Policy):
     """
 
     name: ClassVar[str] = "rrh"
-    knows: ClassVar[Knows] = "work"
-    priority_means: ClassVar[str] = ""
-    heeds_deadlines: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        knows="work",
+        priority_means="",
+        uses_deadlines=True,
+    )
 
     def __init__(self, *, threshold: float = 0.0) -> None:
         self.threshold = threshold

@@ -30,6 +30,7 @@ from pliant.tools.schedule.policies.oasis.ledger import Booking, Ledger, is_plai
 from pliant.tools.schedule.policies.oasis.policy import Answers, BooksSlots, why_none
 from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate
 from pliant.tools.schedule.policies.solver import solved
+from pliant.tools.schedule.policy import Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ class OasisOffline(BooksSlots):
     """
 
     name: ClassVar[str] = "oasis-offline"
-    knows_future: ClassVar[bool] = True
-    depends_on_clock: ClassVar[frozenset[str]] = frozenset({"limit_s"})
+    traits: ClassVar[Traits] = replace(
+        BooksSlots.traits,
+        needs_future=True,
+        clock_parameters=frozenset({"limit_s"}),
+    )
 
     def __init__(
         self, *, slot_seconds: float = 1200.0, horizon_slots: int = 10, limit_s: float = 60.0

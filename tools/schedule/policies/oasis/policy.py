@@ -29,13 +29,13 @@ from pliant.tools.schedule.policies.oasis.ledger import (
 )
 from pliant.tools.schedule.policies.oasis.market import Quote
 from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate, Kind
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Reserved, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pliant.schemas.job import Elasticity, Job
+    from pliant.schemas.job import Job
 
 
 MOST_BIDS: Final = 1000
@@ -83,12 +83,14 @@ class PlannedWork(NamedTuple):
 class BooksSlots(Policy):
     """Slots of jobs from their arrival to their end; a subclass says who gets which."""
 
-    knows: ClassVar[Knows] = "work"
-    priority_means: ClassVar[str] = ""
-    heeds_deadlines: ClassVar[bool] = True
-    trusts_guesses: ClassVar[bool] = True
-    elasticity: ClassVar[Elasticity] = "size"
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="work",
+        priority_means="",
+        uses_deadlines=True,
+        uses_guessed_speeds=True,
+        elasticity="size",
+        rebuilds_state=False,
+    )
     _by_size: ClassVar[bool] = False
     """Whether jobs advance by the speed of each size, or in proportion to their workers."""
     rescale_s: float | None = None

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
@@ -27,7 +26,7 @@ from pliant.tools.schedule.policies.ones.limits import (
     SizeTables,
 )
 from pliant.tools.schedule.policies.ones.population import Effort, JobFacts, SearchedJobs, Searches
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 _QUIET_UPDATES: Final = 16
@@ -77,13 +76,15 @@ class Ones(Policy):
     """
 
     name: ClassVar[str] = "ones"
-    knows: ClassVar[Knows] = "profile"
-    elasticity: ClassVar[Elasticity] = "size+batch"
-    priority_means: ClassVar[str] = "jobs of higher priority that are new get their first GPUs first"
-    asks_forecast: ClassVar[bool] = True
-    hears_epochs: ClassVar[bool] = True
-    rebuilds_state: ClassVar[bool] = False
-    depends_on_clock: ClassVar[frozenset[str]] = frozenset({"time_budget_s"})
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        elasticity="size+batch",
+        priority_means="jobs of higher priority that are new get their first GPUs first",
+        uses_forecast=True,
+        decides_at_epochs=True,
+        rebuilds_state=False,
+        clock_parameters=frozenset({"time_budget_s"}),
+    )
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity, Job
+from pliant.schemas.job import Job
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 from pliant.tools.schedule.policies.common import Pool, minimum_alone, pools, reject_impossible
@@ -34,7 +34,7 @@ from pliant.tools.schedule.policies.pollux.goodput import (
     job_limits,
 )
 from pliant.tools.schedule.policies.pollux.search import Matrices, PlacementProblem, search
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -69,11 +69,13 @@ class Pollux(Policy):
     """
 
     name: ClassVar[str] = "pollux"
-    knows: ClassVar[Knows] = "profile"
-    priority_means: ClassVar[str] = ""
-    elasticity: ClassVar[Elasticity] = "size+batch"
-    default_interval_s: ClassVar[float | None] = 60.0
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        priority_means="",
+        elasticity="size+batch",
+        default_interval_s=60.0,
+        rebuilds_state=False,
+    )
 
     def __init__(
         self,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity
 from pliant.schemas.text import counted, in_gpus, span_text
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Pool, known_pools, minimum_alone, reject_impossible
@@ -33,7 +32,7 @@ from pliant.tools.schedule.policies.shadow_price.placement_choice import Placing
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory, ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules, shared
 from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -113,13 +112,15 @@ class ShadowPrice(Policy):
     """
 
     name: ClassVar[str] = "shadow-price"
-    knows: ClassVar[Knows] = "profile"
-    elasticity: ClassVar[Elasticity] = "size+batch"
-    heeds_deadlines: ClassVar[bool] = True
-    default_interval_s: ClassVar[float | None] = 60.0
-    priority_means: ClassVar[str] = "of up to three priorities the higher comes first; latest ends hold"
-    weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        elasticity="size+batch",
+        uses_deadlines=True,
+        default_interval_s=60.0,
+        priority_means="of up to three priorities the higher comes first; latest ends hold",
+        weight_means="the completion time of a job counts as often as its weight says",
+        rebuilds_state=False,
+    )
     state_version: ClassVar[int] = 4
 
     def __init__(
@@ -297,7 +298,7 @@ class ShadowPrice(Policy):
     def _slack_s(self, snapshot: Snapshot) -> float:
         """What a change may cost at the default interval of decisions; infinite without a bound."""
         bounded = self._bound is not None and len(snapshot.speeds.gpu_types) == 1
-        return self.lost_s - (self.default_interval_s or 0.0) if bounded else math.inf
+        return self.lost_s - (self.traits.default_interval_s or 0.0) if bounded else math.inf
 
     def dump_state(self) -> dict[str, Any]:
         return {**self._known.dump(), "bound": None if self._bound is None else self._bound.dump()}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity, Job
+from pliant.schemas.job import Job
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
@@ -27,7 +27,7 @@ from pliant.tools.schedule.policies.sia.configurations import (
 )
 from pliant.tools.schedule.policies.sia.goodputs import GoodputRow, JobGoodputs, Knowledge
 from pliant.tools.schedule.policies.solver import solved
-from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Snapshot
 
 Floats = npt.NDArray[np.float64]
@@ -76,11 +76,13 @@ class Sia(Policy):
     """
 
     name: ClassVar[str] = "sia"
-    knows: ClassVar[Knows] = "profile"
-    priority_means: ClassVar[str] = ""
-    elasticity: ClassVar[Elasticity] = "size+batch"
-    default_interval_s: ClassVar[float | None] = 60.0
-    rebuilds_state: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        knows="profile",
+        priority_means="",
+        elasticity="size+batch",
+        default_interval_s=60.0,
+        rebuilds_state=False,
+    )
 
     def __init__(
         self,
