@@ -36,16 +36,17 @@ def job_state(job: Job, speeds: Speeds, alike: JobState | None = None) -> JobSta
         state = JobState(job, _reference_batch(job, speeds), None)
     else:
         state = JobState(job, alike.reference_batch, None, kind=alike.kind, _alike=alike)
-    types = None if job.on_cpus else speeds.types_of(job)
+    on_cpus = job.on_cpus
+    types = None if on_cpus else speeds.types_of(job)
     if types == () and (why := why_nowhere(job, speeds.nodes)) is not None:
         raise BadInputError(f'job "{job.id}" {why}')
-    several = len(speeds.gpu_types) > 1 and not job.on_cpus
+    several = len(speeds.gpu_types) > 1 and not on_cpus
     recorded = recorded_types(job, speeds.gpu_types) if several else ()
     state.types = recorded or types
     state.total_samples = total = _total_samples(state, speeds)
     if state.types != types:
         state.types, state.kind = types, None
-    if speeds.is_guess or job.on_cpus:
+    if speeds.is_guess or on_cpus:
         state.is_speed_guessed = not isinstance(job.work, GpuTimeWork)
     if total is not None and not 0 < total <= MOST_SAMPLES:
         raise BadInputError(

@@ -103,8 +103,8 @@ def _plain(job: JobState, *, rigid: bool) -> Explanation:
         return Explanation(f"runs on {in_gpus(job.gpus)}")
     again = "again " if job.phase is Phase.PREEMPTED else ""
     if rigid:
-        return Explanation(f"waits {again}for {in_gpus(job.spec.gpus.requested)}", job.spec.gpus.requested)
-    return Explanation(f"waits {again}for at least {in_gpus(job.spec.min_gpus)}", job.spec.min_gpus)
+        return Explanation(f"waits {again}for {in_gpus(job.requested)}", job.requested)
+    return Explanation(f"waits {again}for at least {in_gpus(job.min_gpus)}", job.min_gpus)
 
 
 def table(schedule: Schedule, width: int | None = None) -> str:

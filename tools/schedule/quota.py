@@ -160,14 +160,14 @@ def claims_of(
             }
             most = {kind: size for kind, size in sizes.items() if size}
             rigid = not resizes or job.spec.elastic == "none"
-            least = job.spec.gpus.requested if rigid else job.spec.min_gpus
+            least = job.requested if rigid else job.min_gpus
             claim.waiting.append(WaitingJob(job, least, most))
             continue
         kind = job.gpu_type or ""
         claim.running.append(job)
         if job.counts_gpus:
             elastic = resizes and job.spec.elastic != "none" and job.beside is None
-            claim.shrinks = claim.shrinks or (elastic and job.gpus > job.spec.min_gpus)
+            claim.shrinks = claim.shrinks or (elastic and job.gpus > job.min_gpus)
             most_here = most_useful(job, kind, total.get(kind, 0), speeds, resizes=resizes)
             claim.held[kind] = claim.held.get(kind, 0) + job.gpus
             claim.wanted[kind] = claim.wanted.get(kind, 0) + max(job.gpus, most_here)
@@ -177,7 +177,7 @@ def claims_of(
 def most_useful(job: JobState, kind: str, gpus: int, speeds: Speeds, *, resizes: bool) -> int:
     """The most GPUs of a type that a job can use, of ``gpus``; 0 if it cannot run there."""
     if not resizes or job.spec.elastic == "none":
-        size = job.spec.gpus.requested
+        size = job.requested
         return size if size <= min(gpus, job.max_gpus(gpus)) and speeds.rate(job, size, kind) > 0 else 0
     return speeds.useful(job, job.max_gpus(gpus), kind, global_batch=job.global_batch)
 

@@ -93,7 +93,7 @@ class Allox(Policy):
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
         for match in matches:
-            gpus = match.job.spec.gpus.requested
+            gpus = match.job.requested
             grant: Grant | None
             if match.gpu_type is None:
                 grant = budget.fit(match.job, gpus, snapshot.speeds)
@@ -197,7 +197,7 @@ def match(seconds: npt.NDArray[np.float64], machines: Sequence[int]) -> list[int
 
 def _gpu_seconds(job: JobState, types: dict[str, int], snapshot: Snapshot) -> list[float]:
     """GPU-seconds to go on each type; infinite where it cannot run."""
-    gpus = job.spec.gpus.requested
+    gpus = job.requested
     left = samples_to_go(job, snapshot)
     gpu_seconds = []
     for gpu_type, total in types.items():

@@ -42,7 +42,7 @@ class _QueueKind(NamedTuple):
     def of(cls, job: JobState) -> _QueueKind:
         resources = job.spec.resources
         demands = *sorted(resources.worker.items()), *sorted(("ps", *each) for each in resources.ps.items())
-        return cls(job.spec.gpus.requested, JobKind.of(job), demands, _keeps_work(job))
+        return cls(job.requested, JobKind.of(job), demands, _keeps_work(job))
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ class _Search:
 
     def grant(self, job: JobState) -> Grant | None:
         """What a job gets now: on the type that suits it best, or where the head does not wait."""
-        grant = self.budget.fit(job, job.spec.gpus.requested, self.snapshot.speeds)
+        grant = self.budget.fit(job, job.requested, self.snapshot.speeds)
         kept = self.reservation
         if grant is None or kept is None or kept.allows(job, grant, self.snapshot):
             return grant
@@ -238,7 +238,7 @@ class _Search:
         kept = self.reservation
         if first is None or kept is None:
             return first if first is not None and self._fits(first) else None
-        grant = self.budget.fit(first, first.spec.gpus.requested, self.snapshot.speeds)
+        grant = self.budget.fit(first, first.requested, self.snapshot.speeds)
         if grant is None:
             return None
         if grant.gpu_type != kept.gpu_type or grant.gpus <= kept.spare or self._elsewhere(first, kept):
@@ -264,11 +264,11 @@ class _Search:
         return next((job for job in jobs if waits(job, self.snapshot)), None)
 
     def _fits(self, job: JobState) -> bool:
-        return self.budget.fit(job, job.spec.gpus.requested, self.snapshot.speeds) is not None
+        return self.budget.fit(job, job.requested, self.snapshot.speeds) is not None
 
     def _elsewhere(self, job: JobState, kept: HeadStart) -> Grant | None:
         others = {kind: left for kind, left in self.budget.left.items() if kind != kept.gpu_type}
-        return GpuBudget(others).fit(job, job.spec.gpus.requested, self.snapshot.speeds) if others else None
+        return GpuBudget(others).fit(job, job.requested, self.snapshot.speeds) if others else None
 
 
 def waits(job: JobState, snapshot: Snapshot) -> bool:
@@ -286,7 +286,7 @@ def reserve(
 
     :param budget: what is left after ``starting``, the jobs that this decision starts.
     """
-    gpus = head.spec.gpus.requested
+    gpus = head.requested
     ends: dict[str, list[tuple[float, int]]] = {
         kind: []
         for kind in budget.left

@@ -74,7 +74,7 @@ def _arrived(snapshot: Snapshot) -> Sequence[JobState]:
 
 def minimum_alone(job: JobState) -> Iterable[int]:
     """The one size that matters to policies that may give a job more, never less."""
-    return (job.spec.min_gpus,)
+    return (job.min_gpus,)
 
 
 def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
@@ -104,7 +104,7 @@ def _why_none(job: JobState, sizes: Iterable[int], speeds: Speeds) -> str | None
         reason = why_impossible(job, gpus, speeds)
         if reason is None:
             return None
-        if gpus > job.spec.min_gpus:
+        if gpus > job.min_gpus:
             reason += f"; this policy gives the requested {in_gpus(gpus)}"
     return reason
 
@@ -128,7 +128,7 @@ def rising_sizes(job: JobState, gpu_type: str, speeds: Speeds) -> Sequence[tuple
     A job that is not elastic has its requested size only.
     """
     most = speeds.gpu_types[gpu_type]
-    limits = (job.spec.gpus.requested, job.spec.min_gpus, job.max_gpus(most), job.spec.elastic == "none")
+    limits = (job.requested, job.min_gpus, job.max_gpus(most), job.spec.elastic == "none")
     return speeds.of_kind(job, ("rising", gpu_type, *limits), lambda: _rising(job, gpu_type, speeds))
 
 
@@ -176,6 +176,13 @@ class GpuBudget:
         return None if best is None else Grant(gpus, best[1])
 
 
+def those_that_stay_first(jobs: list[JobState]) -> list[JobState]:
+    """Jobs that no decision takes GPUs from, then all others, each in their order."""
+    if not [job for job in jobs if job.is_pinned]:  # for 1,000 jobs 30 us less than a generator
+        return jobs
+    return sorted(jobs, key=lambda job: not job.stays)
+
+
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:
     """Deal all GPUs out again, least key first: each job gets what it requested, or nothing.
 
@@ -185,14 +192,12 @@ def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ..
     """
     rejected = reject_impossible(snapshot)
     jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
-    order = sorted(jobs, key=lambda job: (*key(job), *job.arrival))
-    if any(job.is_pinned for job in order):
-        order.sort(key=lambda job: not job.stays)
+    order = those_that_stay_first(sorted(jobs, key=lambda job: (*key(job), *job.arrival)))
     budget = GpuBudget(snapshot.gpus_by_type())
     grants: dict[str, Grant] = {}
     passed_over = False
     for job in order:
-        grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+        grant = budget.fit(job, job.requested, snapshot.speeds)
         if grant is None:
             passed_over = True
             if not budget.total:
@@ -257,7 +262,7 @@ def equal_shares(gpus: int, limits: Sequence[tuple[int, int]], sizes: Sequence[G
 
 
 def explain_gang(job: JobState, reason: str) -> Explanation:
-    return Explanation(reason, needs_gpus=None if job.gpus else job.spec.gpus.requested)
+    return Explanation(reason, needs_gpus=None if job.gpus else job.requested)
 
 
 # What is left of a job.
@@ -265,10 +270,10 @@ def explain_gang(job: JobState, reason: str) -> Explanation:
 
 def requested_service_s(job: JobState, samples: float | None, speeds: Speeds) -> float:
     """GPU-seconds that ``samples`` take on the requested GPUs; infinite where the work is unknown."""
-    rate = speeds.rate(job, job.spec.gpus.requested)
+    rate = speeds.rate(job, job.requested)
     if samples is None or rate <= 0 or job.is_speed_guessed:
         return float("inf")
-    return samples / rate * job.spec.gpus.requested
+    return samples / rate * job.requested
 
 
 def samples_to_go(job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> float:
@@ -278,12 +283,12 @@ def samples_to_go(job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> fl
     """
     left = job.remaining_samples(snapshot.time_s)
     expected = job.samples_done(snapshot.time_s) if left is None or job.is_speed_guessed else left
-    return max(expected, least_s * snapshot.speeds.rate(job, job.spec.gpus.requested))
+    return max(expected, least_s * snapshot.speeds.rate(job, job.requested))
 
 
 def trained_s(job: JobState, time_s: float, speeds: Speeds) -> float:
     """Seconds that the samples done take on the requested GPUs, with the batches that trained them."""
-    gpus, present = job.spec.gpus.requested, speeds.rate(job, job.spec.gpus.requested)
+    gpus, present = job.requested, speeds.rate(job, job.requested)
     ends = [*(change.samples_done for change in job.batch_changes), job.samples_done(time_s)]
     batches = [job.spec.batch.size or job.reference_batch, *(change.batch for change in job.batch_changes)]
     trained = begin = 0.0
@@ -325,8 +330,8 @@ def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[
         if kind is None or waiting[kind] >= known[kind].gpus:
             continue
         if job.is_speed_guessed:
-            taken = sum(each.spec.min_gpus for each in members[kind] if each.is_speed_guessed)
-            if taken + job.spec.min_gpus > known[kind].gpus:
+            taken = sum(each.min_gpus for each in members[kind] if each.is_speed_guessed)
+            if taken + job.min_gpus > known[kind].gpus:
                 continue
         waiting[kind] += 1
         members[kind].append(job)
@@ -354,7 +359,7 @@ def _best_pool(
     if len(fitting) < 2:
         return fitting[0].gpu_type if fitting else None
     worth = {
-        pool.gpu_type: snapshot.speeds.rate(job, job.spec.min_gpus, pool.gpu_type)
+        pool.gpu_type: snapshot.speeds.rate(job, job.min_gpus, pool.gpu_type)
         * pool.gpus
         / (len(members[pool.gpu_type]) + 1)
         for pool in fitting
@@ -363,7 +368,7 @@ def _best_pool(
 
 
 def _runs_in(pool: Pool, job: JobState) -> bool:
-    return pool.gpus >= job.spec.min_gpus and job.fits_now(job.spec.min_gpus, pool.gpu_type)
+    return pool.gpus >= job.min_gpus and job.fits_now(job.min_gpus, pool.gpu_type)
 
 
 def _attained_s(job: JobState, snapshot: Snapshot) -> float:
@@ -404,7 +409,7 @@ class Contention:
 
         :param least_s: remaining samples are at least those of this many seconds.
         """
-        gpus = job.spec.gpus.requested
+        gpus = job.requested
         rate = snapshot.speeds.rate(job, gpus)
         if rate <= 0:
             return None

@@ -154,8 +154,8 @@ class Situation:
         self._running = len(running)
         self._settled = [job for job in running if self.time_s - job.changed_s >= settled_s]
         self._total = max(1, snapshot.total_gpus)
-        self._wanted = sum(job.spec.gpus.requested for job in self._waiting)
-        self._lefts = sorted(self._left_s(job, job.spec.gpus.requested) for job in self._waiting)
+        self._wanted = sum(job.requested for job in self._waiting)
+        self._lefts = sorted(self._left_s(job, job.requested) for job in self._waiting)
 
     def take(self, action: Action) -> None:
         job, gpu_type = action.job, action.gpu_type
@@ -166,8 +166,8 @@ class Situation:
             self._settled.remove(job)
         else:
             self._waiting.remove(job)
-            self._wanted -= job.spec.gpus.requested
-            self._lefts.remove(self._left_s(job, job.spec.gpus.requested))
+            self._wanted -= job.requested
+            self._lefts.remove(self._left_s(job, job.requested))
             self._running += 1
 
     def actions(self) -> list[Action]:
@@ -201,7 +201,7 @@ class Situation:
         """Twice its GPUs, or half; its limits may have changed since it got them."""
         if job.spec.elastic == "none":
             return
-        low, high = job.spec.min_gpus, job.max_gpus(self._total)
+        low, high = job.min_gpus, job.max_gpus(self._total)
         own = job.spec.gpus
         half, double = own.whole(job.gpus // 2), max(own.above(job.gpus), own.whole(2 * job.gpus))
         for gpus in (min(double, high), max(min(half, high), low)):
@@ -225,7 +225,7 @@ class Situation:
             return (0.0, 0.0, 0.0, 1.0, *(0.0,) * 12)
         takes = gpus - job.gpus
         rate = self._rate(job, gpus, action.gpu_type)
-        least = job.spec.min_gpus
+        least = job.min_gpus
         single = self._rate(job, least, action.gpu_type) / least
         left_s = self._left_s(job, gpus, action.gpu_type)
         known = job.known_samples is not None
@@ -239,12 +239,12 @@ class Situation:
             takes / self._total,
             takes / max(1, self._free.get(action.gpu_type or "", 0), -takes),
             rate / gpus / single - 1 if single else 0.0,
-            log2(gpus / job.spec.gpus.requested) / 4,
+            log2(gpus / job.requested) / 4,
             log2(rate / now) if now and rate else 0.0,
             log1p(left_s / 60) / 5,
             log1p(left_s * gpus / 60) / 8,
             float(known),
-            self._shorter(self._left_s(job, job.spec.gpus.requested)),
+            self._shorter(self._left_s(job, job.requested)),
             log1p(max(0.0, self.time_s - job.spec.submit_time) / 60) / 5,
             log1p(job.attained_service_s(self.time_s) / 60) / 8,
         )
@@ -270,11 +270,11 @@ def _sizes(job: JobState, total: int) -> list[int]:
     its requested size.
     """
     if job.spec.elastic == "none":
-        return [job.spec.gpus.requested]
-    low, high = job.spec.min_gpus, job.max_gpus(total)
+        return [job.requested]
+    low, high = job.min_gpus, job.max_gpus(total)
     powers: Iterable[int] = (job.per_replica << power for power in range(high.bit_length()))
     listed = job.spec.gpus.sizes
-    allowed = {*(listed if isinstance(listed, tuple) else powers), low, job.spec.gpus.requested}
+    allowed = {*(listed if isinstance(listed, tuple) else powers), low, job.requested}
     return sorted(size for size in allowed if low <= size <= high)
 
 

@@ -87,7 +87,7 @@ class EdfElastic(Policy):
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         return {
-            job.id: Explanation(_clause(job, snapshot), None if job.gpus else job.spec.min_gpus)
+            job.id: Explanation(_clause(job, snapshot), None if job.gpus else job.min_gpus)
             for job in snapshot.jobs.values()
         }
 

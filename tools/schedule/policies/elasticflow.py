@@ -118,7 +118,7 @@ class ElasticFlow(Policy):
         return {
             job.id: Explanation(
                 self._reasons.get(job.id, "best-effort: the shares of others leave too few GPUs"),
-                None if job.gpus else job.spec.min_gpus,
+                None if job.gpus else job.min_gpus,
             )
             for job in snapshot.jobs.values()
         }
@@ -409,9 +409,7 @@ def _sizes(job: JobState, kind: str, gpus: int, speeds: Speeds) -> Sequence[tupl
     if job.spec.gpus.sizes is not None or job.spec.elastic == "none":
         return rising
     return [
-        each
-        for each in rising
-        if (each[0] // job.per_replica).bit_count() == 1 or each[0] == job.spec.min_gpus
+        each for each in rising if (each[0] // job.per_replica).bit_count() == 1 or each[0] == job.min_gpus
     ]
 
 
@@ -486,7 +484,7 @@ def _smallest(jobs: Iterable[JobState], budget: GpuBudget, snapshot: Snapshot) -
     smallest = []
     for job in sorted(jobs, key=lambda job: (not job.gpus, job.arrival)):
         rigid = job.spec.elastic == "none"
-        grant = budget.fit(job, job.spec.gpus.requested if rigid else job.spec.min_gpus, snapshot.speeds)
+        grant = budget.fit(job, job.requested if rigid else job.min_gpus, snapshot.speeds)
         if grant is None:
             continue
         budget.take(grant)

@@ -15,6 +15,7 @@ from pliant.tools.schedule.policies.common import (
     is_in_reach,
     minimum_alone,
     reject_impossible,
+    those_that_stay_first,
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Traits
 from pliant.tools.schedule.snapshot import Snapshot
@@ -85,9 +86,7 @@ class FairShare(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot, minimum_alone)
-        jobs = [job for job in snapshot.arrivals() if job.id not in rejected]
-        if any(job.is_pinned for job in jobs):
-            jobs.sort(key=lambda job: not job.stays)
+        jobs = those_that_stay_first([job for job in snapshot.arrivals() if job.id not in rejected])
         pools = _admit(snapshot, jobs)
         _balance(snapshot, pools)
         grants: dict[str, Grant] = {}
@@ -102,8 +101,8 @@ class FairShare(Policy):
             job.id: Explanation(f"its part of {snapshot.total_gpus} GPUs among {active}")
             if job.gpus
             else Explanation(
-                f"waits until the minima of earlier jobs leave {in_gpus(job.spec.min_gpus)}",
-                job.spec.min_gpus,
+                f"waits until the minima of earlier jobs leave {in_gpus(job.min_gpus)}",
+                job.min_gpus,
             )
             for job in snapshot.jobs.values()
         }

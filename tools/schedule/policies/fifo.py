@@ -119,22 +119,22 @@ class Fifo(Policy):
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         waiting = [job for job in snapshot.arrivals() if not job.gpus]
         reasons = {
-            job.id: Explanation(f"waits in line, {place} before it", job.spec.gpus.requested)
+            job.id: Explanation(f"waits in line, {place} before it", job.requested)
             for place, job in enumerate(waiting)
         }
         for job in waiting:
-            gpus = in_gpus(job.spec.gpus.requested)
+            gpus = in_gpus(job.requested)
             if self._is_in_reach(job, snapshot):
                 reason = f"first in line: waits until {gpus} of one type are free"
-                reasons[job.id] = Explanation(reason, job.spec.gpus.requested)
+                reasons[job.id] = Explanation(reason, job.requested)
                 break
             reason = f"passed over: waits for nodes, as those that are up cannot give it {gpus} of one type"
-            reasons[job.id] = Explanation(reason, job.spec.gpus.requested)
+            reasons[job.id] = Explanation(reason, job.requested)
         return reasons
 
     def _is_in_reach(self, job: JobState, snapshot: Snapshot) -> bool:
         self._gpus_up = self._gpus_up or snapshot.gpus_by_type()
-        return is_in_reach(job, job.spec.gpus.requested, self._gpus_up, snapshot.speeds)
+        return is_in_reach(job, job.requested, self._gpus_up, snapshot.speeds)
 
     def _update(self, snapshot: Snapshot) -> tuple[WaitingJobs, Sequence[JobState]]:
         """The jobs in line, and those that come to it; among both may be some that can never run."""

@@ -172,7 +172,7 @@ class Gavel(Policy):
         for pair in order.tolist():
             turn, index = divmod(pair, len(types))
             job, gpu_type = jobs[turn], types[index]
-            gpus, left = job.spec.gpus.requested, budget.left.get(gpu_type, 0)
+            gpus, left = job.requested, budget.left.get(gpu_type, 0)
             if left < gpus or job.id in grants or not snapshot.speeds.rate(job, gpus, gpu_type) > 0:
                 continue
             grants[job.id] = grant = Grant(gpus, gpu_type)
@@ -218,7 +218,7 @@ _UNSOLVED: Final = Renewal(0.0, True, {})
 
 def _share(job: JobState, snapshot: Snapshot) -> float:
     """Samples per second of equal time on each GPU, for one of its GPUs; 0 where it cannot run."""
-    gpus, types = job.spec.gpus.requested, snapshot.speeds.gpu_types
+    gpus, types = job.requested, snapshot.speeds.gpu_types
     usable = {kind: count for kind, count in types.items() if count >= gpus}
     rates = (count * snapshot.speeds.rate(job, gpus, kind) for kind, count in usable.items())
     return sum(rates) / (gpus * sum(types.values())) or 1.0
@@ -301,7 +301,7 @@ class GavelThroughput(Gavel):
     name: ClassVar[str] = "gavel-throughput"
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> TimeFractions:
-        kinds = kinds_of(jobs, self.name, lambda job: job.reference_batch / job.spec.gpus.requested, snapshot)
+        kinds = kinds_of(jobs, self.name, lambda job: job.reference_batch / job.requested, snapshot)
         parts = most_throughput(Counter(kinds), capacity_of(snapshot))
         self._spare = {job.id: max(kind.gains) / kind.gpus for job, kind in zip(jobs, kinds, strict=True)}
         return TimeFractions.of_kinds(jobs, kinds, parts)

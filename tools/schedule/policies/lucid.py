@@ -80,7 +80,7 @@ class Lucid(Policy):
                 break
             if job.id in rejected:
                 continue
-            gpus = job.spec.gpus.requested
+            gpus = job.requested
             grant = budget.fit(job, gpus, snapshot.speeds)
             if grant is not None:
                 budget.take(grant)
@@ -95,9 +95,7 @@ class Lucid(Policy):
         for job in snapshot.jobs.values():
             reason = str(self._past.expect(job.spec))
             if job.id in places:
-                explanations[job.id] = Explanation(
-                    f"{reason}; {places[job.id]} before it", job.spec.gpus.requested
-                )
+                explanations[job.id] = Explanation(f"{reason}; {places[job.id]} before it", job.requested)
             else:
                 company = "" if job.beside is None else f"shares its GPUs with {job.beside}; "
                 explanations[job.id] = Explanation(f"{company}runs to its end; {reason}")
@@ -123,12 +121,12 @@ class Lucid(Policy):
             seconds = _seconds(job, job.known_samples, snapshot.speeds)
         else:
             seconds = self._past.expect(job.spec).seconds
-        return seconds * job.spec.gpus.requested
+        return seconds * job.requested
 
 
 def _seconds(job: JobState, samples: float, speeds: Speeds) -> float:
     """How long that many samples take on the requested GPUs, alone; infinite where they have no speed."""
-    rate = speeds.rate(job, job.spec.gpus.requested)
+    rate = speeds.rate(job, job.requested)
     return samples / rate if rate > 0 else math.inf
 
 
@@ -161,7 +159,7 @@ class Hosts:
 
         No other job can join it then.
         """
-        kinds = self._free.get(job.spec.gpus.requested)
+        kinds = self._free.get(job.requested)
         if not kinds or not job.spec.shares_gpus:
             return None
         scored = ((self._score(job, hosts[0], kind), hosts[0].arrival, kind) for kind, hosts in kinds.items())

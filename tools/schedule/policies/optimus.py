@@ -15,6 +15,7 @@ from pliant.tools.schedule.policies.common import (
     decision_from_grants,
     minimum_alone,
     reject_impossible,
+    those_that_stay_first,
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Oracle, Snapshot
@@ -123,9 +124,7 @@ class Optimus(Policy):
                 self._known.pop(change.ended_job.id, None)
         oracle = snapshot.oracle or Estimates(snapshot)
         budget = GpuBudget(snapshot.gpus_by_type())
-        jobs = [job for job in snapshot.arrivals() if job.id not in rejected]
-        if any(job.is_pinned for job in jobs):
-            jobs.sort(key=lambda job: not job.stays)
+        jobs = those_that_stay_first([job for job in snapshot.arrivals() if job.id not in rejected])
         shares = self._smallest(jobs, budget, oracle, snapshot)
         for gpu_type in budget.left:
             _grow([share for share in shares if share.grant.gpu_type == gpu_type], budget.left[gpu_type])
@@ -141,7 +140,7 @@ class Optimus(Policy):
 
     def _explanation(self, job: JobState, oracle: Oracle, snapshot: Snapshot) -> Explanation:
         if not job.gpus or job.gpu_type is None:
-            return Explanation("no GPU is left for it", needs_gpus=job.spec.min_gpus)
+            return Explanation("no GPU is left for it", needs_gpus=job.min_gpus)
         if job.is_speed_guessed and snapshot.oracle is None:
             return Explanation("no profile says what one GPU more would save")
         table = _table(job, job.gpu_type, oracle, snapshot)
@@ -188,7 +187,7 @@ def _table(job: JobState, gpu_type: str, oracle: Oracle, snapshot: Snapshot) -> 
 
 
 def _most(job: JobState, oracle: Oracle) -> int:
-    return job.spec.min_gpus if job.spec.elastic == "none" else oracle.max_gpus(job)
+    return job.min_gpus if job.spec.elastic == "none" else oracle.max_gpus(job)
 
 
 def _grow(shares: Sequence[_Share], left: int) -> None:

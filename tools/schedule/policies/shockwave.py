@@ -189,7 +189,7 @@ class Shockwave(Policy):
         trained = trained_s(job, snapshot.time_s, snapshot.speeds)
         share = min(1.0, snapshot.total_gpus / self._contention.average(job.id)) or 1.0
         rho = (stake.elapsed_s + left_s / share) * share / (trained + left_s)
-        return MarketJob(job.id, job.spec.gpus.requested, trained, left_s, round(rho, 6), job.gpus > 0)
+        return MarketJob(job.id, job.requested, trained, left_s, round(rho, 6), job.gpus > 0)
 
     def _planned(self, prospects: Sequence[MarketJob], gpus: int) -> dict[str, list[int]]:
         members: list[MarketJob] = []
@@ -208,7 +208,7 @@ class Shockwave(Policy):
 
 def remaining_s(job: JobState, samples: float, time_s: float, speeds: Speeds) -> float:
     """Seconds that the last ``samples`` of a job are predicted to take on the requested GPUs."""
-    gpus = job.spec.gpus.requested
+    gpus = job.requested
     parts = predicted_batches(job, samples, time_s)
     present = speeds.rate(job, gpus)
     return sum(

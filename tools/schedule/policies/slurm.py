@@ -379,7 +379,7 @@ class Slurm(Policy):
         stated = _stated_limit_s(job)
         if stated is not None:
             return stated
-        gpus, samples = job.spec.gpus.requested, job.known_samples
+        gpus, samples = job.requested, job.known_samples
         rates = [rate for kind in speeds.gpu_types if (rate := speeds.rate(job, gpus, kind)) > 0]
         if samples is None or not rates:
             return self.default_time_s
@@ -462,7 +462,7 @@ class Slurm(Policy):
 
     def _factors(self, record: _Record, time_s: float, speeds: Speeds) -> Factors:
         labels = record.job.spec.labels
-        size = min(1.0, record.job.spec.gpus.requested / (sum(speeds.gpu_types.values()) or 1))
+        size = min(1.0, record.job.requested / (sum(speeds.gpu_types.values()) or 1))
         return Factors(
             age=min(1.0, max(0.0, time_s - record.eligible_s) / self.priority_max_age_s),
             fair_share=self._fair.factor(record.owner),
@@ -483,13 +483,13 @@ class Slurm(Policy):
                 continue
             if not budget.total and not record.may_preempt:
                 return record
-            grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds) or self._preempt(record, turn)
+            grant = budget.fit(job, job.requested, snapshot.speeds) or self._preempt(record, turn)
             if grant is not None:
                 budget.take(grant)
                 turn.grants[job.id] = grant
                 continue
             gpus_up = gpus_up or snapshot.gpus_by_type()
-            if is_in_reach(job, job.spec.gpus.requested, gpus_up, snapshot.speeds):
+            if is_in_reach(job, job.requested, gpus_up, snapshot.speeds):
                 return record
         return None
 
@@ -497,7 +497,7 @@ class Slurm(Policy):
         """GPUs of running jobs that this one may preempt, on the type on which it is fastest."""
         if not record.may_preempt:
             return None
-        job, gpus, snapshot = record.job, record.job.spec.gpus.requested, turn.snapshot
+        job, gpus, snapshot = record.job, record.job.requested, turn.snapshot
         below = self._preempts[job.spec.labels[_QOS]]
         victims: dict[str, list[_Record]] = {}
         for each in self._records.values():
@@ -531,11 +531,11 @@ class Slurm(Policy):
         tested = list(
             islice((each for each in waiting if each.job.id not in turn.grants), self.bf_max_job_test)
         )
-        fewest = [*accumulate((each.job.spec.gpus.requested for each in reversed(tested)), min)]
+        fewest = [*accumulate((each.job.requested for each in reversed(tested)), min)]
         for record, least in zip(tested, reversed(fewest), strict=True):
             if least > max(free.now for free in ahead.values()):
                 return  # no job that follows can start now
-            job, gpus = record.job, record.job.spec.gpus.requested
+            job, gpus = record.job, record.job.requested
             slots = self._slots(record.limit_s)
             # no job that waits is delayed: this one ends before what is booked, and not at that moment
             found = [

@@ -84,7 +84,7 @@ class Themis(Policy):
                 budget.take(grants[job.id])
         bids = self._bids([job for job in jobs if job.id not in grants], snapshot)
         for bid in self._in_turn(bids):
-            grant = budget.fit(bid.job, bid.job.spec.gpus.requested, snapshot.speeds)
+            grant = budget.fit(bid.job, bid.job.requested, snapshot.speeds)
             if grant is not None:
                 budget.take(grant)
                 grants[bid.job.id] = grant
@@ -128,7 +128,7 @@ class Themis(Policy):
             stake = self._contention.stake(job, snapshot, self.lease_s)
             if stake is None:
                 continue
-            gpus = job.spec.gpus.requested
+            gpus = job.requested
             rate = snapshot.speeds.rate(job, gpus)
             without = stake.rho(rate, self.lease_s)
             bids.append(_Bid(job, without, math.log(without / stake.rho(rate)) / gpus))

@@ -84,6 +84,8 @@ class Tiresias(Policy):
         self._members: dict[str, _Member] = {}
         # By turn.
         self._order: list[_Member] = []
+        # Whether no decision takes GPUs from some of them.
+        self._some_stay = False
 
     def chooses_nodes(self) -> bool:
         return self.placement == "emptiest" or bool(self._skewed)
@@ -122,6 +124,7 @@ class Tiresias(Policy):
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         self._members = {job_id: _Member(jobs[job_id], *values) for job_id, values in state.items()}
         self._order = sorted(self._members.values(), key=attrgetter("turn"))
+        self._some_stay = any(member.job.is_pinned for member in self._order)
 
     # Queues.
 
@@ -138,6 +141,7 @@ class Tiresias(Policy):
         for job_id, job in jobs.items():
             if job_id not in members and job_id not in rejected:
                 member = members[job_id] = _Member(job, 0, entered_s.get(job_id, snapshot.time_s))
+                self._some_stay |= job.is_pinned
                 insort(self._order, member, key=attrgetter("turn"))
 
     def _entered_by_history(self, snapshot: Snapshot) -> dict[str, float]:
@@ -170,7 +174,7 @@ class Tiresias(Policy):
     def _is_starving(self, member: _Member, service: float, now_s: float) -> bool:
         if not self.promote_after or not member.queue or member.waits_since_s is None:
             return False
-        ran_s = service / member.job.spec.gpus.requested
+        ran_s = service / member.job.requested
         return now_s - member.waits_since_s >= self.promote_after * ran_s
 
     def _index(self, now_s: float) -> bool:
@@ -197,11 +201,11 @@ class Tiresias(Policy):
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
         order: Sequence[_Member] = self._order
-        if any(member.job.is_pinned for member in order):
+        if self._some_stay:
             order = sorted(order, key=lambda member: not member.job.stays)
         for member in order:
             job = member.job
-            grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+            grant = budget.fit(job, job.requested, snapshot.speeds)
             if grant is not None:
                 budget.take(grant)
                 grants[job.id] = grant

@@ -97,8 +97,28 @@ class Assigner:
         self, targets: Mapping[str, Target], time_s: float, freed: Sequence[NodeGpus] = ()
     ) -> list[Transition]:
         """:param freed: what the jobs that stop have given back already."""
+        jobs = self._jobs
+        places = {
+            job_id: self._place_of(jobs[job_id], target) if target.gpus else ()
+            for job_id, target in targets.items()
+        }
+        if None in places.values():
+            self._check_unplaced(places, time_s, freed)
+        done = []
+        for job_id, place in places.items():
+            job = jobs[job_id]
+            if place:
+                batch = targets[job_id].global_batch or job.global_batch
+                done.append(self._allocator.begin(job, place, batch, time_s))
+            elif place is not None:
+                done.append(self._allocator.stop(job, time_s))
+        return sorted(done, key=frees_first) if len(done) > 1 else done
+
+    def _check_unplaced(
+        self, places: Mapping[str, NodeGpus | None], time_s: float, freed: Sequence[NodeGpus]
+    ) -> None:
+        """:raises NoPlaceError: waiting jobs have no place on the nodes that they may run on."""
         jobs, decided = self._jobs, self.decided
-        places = {job_id: self._place_of(jobs[job_id], target) for job_id, target in targets.items()}
         unplaced = [job_id for job_id, place in places.items() if place is None and jobs[job_id].barred]
         if unplaced and time_s < decided.retry_s and not freed:
             for job_id in unplaced:
@@ -110,20 +130,9 @@ class Assigner:
             for placement in freed:
                 self._cluster.free.take(placement)
             raise NoPlaceError(unplaced)
-        done = []
-        for job_id, place in places.items():
-            job = jobs[job_id]
-            if place:
-                batch = targets[job_id].global_batch or job.global_batch
-                done.append(self._allocator.begin(job, place, batch, time_s))
-            elif place is not None:
-                done.append(self._allocator.stop(job, time_s))
-        return sorted(done, key=frees_first) if len(done) > 1 else done
 
     def _place_of(self, job: JobState, target: Target) -> NodeGpus | None:
-        """Taken from the free GPUs; empty if it stops. Returns None if there is no place for it."""
-        if not target.gpus:
-            return ()
+        """Taken from the free GPUs. Returns None if there is no place for it."""
         cluster = self._cluster
         if (trims := self._trims) or not job.any_number:
             target = self._useful(job, target)

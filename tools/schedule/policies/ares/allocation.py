@@ -319,7 +319,7 @@ class AllowedSizes:
 
 def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> AllowedSizes:
     most = speeds.gpu_types[gpu_type]
-    requested = job.spec.gpus.requested
+    requested = job.requested
     low = [k for k in sizes_below(job) if k <= most and speeds.rate(job, k, gpu_type)]
     if requested <= most and speeds.rate(job, requested, gpu_type):
         low.insert(0, requested)
@@ -361,7 +361,7 @@ def _above(job: JobState, base: int, gpu_type: str, speeds: Rates, alpha: float)
 def _limit(job: JobState, most: int) -> tuple[int, str]:
     """The largest size, alpha aside, and what sets it."""
     if job.spec.elastic == "none":
-        return job.spec.gpus.requested, "its fixed size"
+        return job.requested, "its fixed size"
     limits = [
         (
             job.max_gpus(most),

@@ -175,7 +175,7 @@ class ElasticDp(Policy):
         """Why a job would not fit if it were alone; None if it would."""
         choices = control.choices(job)
         if not choices:
-            reason = why_impossible(job, job.spec.min_gpus, control.curves.speeds)
+            reason = why_impossible(job, job.min_gpus, control.curves.speeds)
             return reason or f'model "{job.spec.model}" runs at none of its sizes with a batch that it allows'
         least = min(member.curve.least for member in choices)
         if self.quota is not None and job.spec.user and least > self.quota:

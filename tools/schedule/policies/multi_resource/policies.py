@@ -128,9 +128,7 @@ def explained(snapshot: Snapshot, running: str) -> dict[str, Explanation]:
     return {
         job.id: Explanation(running)
         if job.gpus
-        else Explanation(
-            f"waits for {in_gpus(job.spec.min_gpus)} and what else its workers need", job.spec.min_gpus
-        )
+        else Explanation(f"waits for {in_gpus(job.min_gpus)} and what else its workers need", job.min_gpus)
         for job in snapshot.jobs.values()
     }
 
@@ -202,7 +200,7 @@ def _prospect(member: TypedJob, snapshot: Snapshot) -> Prospect:
     """In seconds."""
     job = member.job
     remaining = samples_to_go(job, snapshot, 1.0)
-    rate = snapshot.speeds.rate(job, job.spec.gpus.requested, member.gpu_type)
+    rate = snapshot.speeds.rate(job, job.requested, member.gpu_type)
     since_s = snapshot.time_s - job.spec.submit_time
     utility = job.spec.utility
     falls = utility.shape == "step" or (utility.shape == "sigmoid" and utility.decay > 0)

@@ -231,7 +231,7 @@ class ServerView:
         members = []
         places = {job.id: place for place, job in enumerate(sorted(jobs, key=lambda job: job.arrival))}
         for job in sorted(jobs, key=lambda job: (not job.gpus, job.arrival)):
-            least = job.spec.gpus.requested if requested else job.spec.min_gpus
+            least = job.requested if requested else job.min_gpus
             kinds = [job.gpu_type] if job.gpus and job.gpu_type in gpus else self._runs_on(job, least, gpus)
             if kinds:
                 kind = min(
@@ -278,4 +278,4 @@ class ServerView:
             servers=self._of_type[kind],
         )
         held = self._nodes.holding(job)
-        return Active(bid, bid.most_workers, job.spec.gpus.requested // bid.gpus, held)
+        return Active(bid, bid.most_workers, job.requested // bid.gpus, held)

@@ -355,7 +355,7 @@ class BooksSlots(Policy):
 def why_none(job: JobState, snapshot: Snapshot) -> str:
     if job.total_samples is None:
         return f"{job.spec.work_gap or 'states no work'}: what it would cost cannot be known"
-    return why_impossible(job, job.spec.min_gpus, snapshot.speeds) or "no size of it runs on any GPU type"
+    return why_impossible(job, job.min_gpus, snapshot.speeds) or "no size of it runs on any GPU type"
 
 
 _WORTHLESS: Final = 1e-6

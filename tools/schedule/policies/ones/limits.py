@@ -177,7 +177,7 @@ class BatchLimits:
         if time_s < limit.refusable_s:
             return
         limit.refusable_s = time_s + limit.patience_s
-        least = math.ceil(limit.local * job.spec.min_gpus)
+        least = math.ceil(limit.local * job.min_gpus)
         limit.samples, limit.rule = max(least, limit.samples // 2), "refused"
 
     def may_change_s(self, job: JobState, time_s: float) -> float:
@@ -227,7 +227,7 @@ def _after_epoch(job: JobState, limit: BatchLimit, rate: float, *, shrinks: bool
     """Scale-up: R ← 2R, at most twice the batch and the job's largest. Scale-down: R ← ⌈2R / ⌈σT + 1⌉⌉."""
     arrivals = round(rate * limit.executed_s, _DIGITS)
     if shrinks and arrivals > 1:
-        least = math.ceil(limit.local * job.spec.min_gpus)
+        least = math.ceil(limit.local * job.min_gpus)
         limit.samples = max(least, math.ceil(2 * limit.samples / math.ceil(arrivals + 1)))
         limit.rule = "scale-down"
     else:
@@ -243,13 +243,13 @@ def _within(job: JobState, samples: int) -> int:
 
 def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> BatchLimit:
     """Start: what fits the smallest size. A job of which there is more to know has run before."""
-    least = job.spec.min_gpus
+    least = job.min_gpus
     if job.first_start_s is not None and job.gpus:
         samples, local = job.global_batch, job.global_batch / job.gpus
     else:
         samples = batches(job, least, most_local(job, speeds), job.reference_batch)[1]
         local = samples / least
-    executed_s = job.attained_service_s(time_s) / max(job.gpus, job.spec.gpus.requested)
+    executed_s = job.attained_service_s(time_s) / max(job.gpus, job.requested)
     done = job.samples_done(time_s)
     rule: Rule = "start" if job.first_start_s is None else "resume"
     return BatchLimit(samples, local, rule, executed_s, done, max(time_s, job.granted_s), done)
@@ -321,7 +321,7 @@ class SizeTables:
         self._known.pop(job_id, None)
 
     def row(self, job: JobState, gpu_type: str, gpus: int, limit: BatchLimit) -> SizeRow:
-        least, most = job.spec.min_gpus, job.max_gpus(gpus)
+        least, most = job.min_gpus, job.max_gpus(gpus)
         most = min(most, max(least, math.floor(limit.samples / limit.local * (1 + 1e-9))))
         key = (gpu_type, most, limit.samples, limit.local)
         known = self._known.get(job.id)

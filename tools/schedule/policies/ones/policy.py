@@ -342,7 +342,7 @@ class Reasons:
             said.append(_progress(members, row, remaining[row], bands.get(job.id)))
             if self.generations is not None:
                 said.append(f"best after {self.generations} generations")
-            explanations[job.id] = Explanation("; ".join(said), None if job.gpus else job.spec.min_gpus)
+            explanations[job.id] = Explanation("; ".join(said), None if job.gpus else job.min_gpus)
         return explanations
 
     def _clause(self, job: JobState, limit: BatchLimit) -> str:

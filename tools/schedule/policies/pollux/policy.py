@@ -181,7 +181,7 @@ class Pollux(Policy):
         return PlacementProblem(
             capacity=np.array([node.gpus for node in members.nodes]),
             speedups=speedups,
-            least=np.array([job.spec.min_gpus for job in jobs]),
+            least=np.array([job.min_gpus for job in jobs]),
             most=most,
             held=members.held(),
             restart_factor=np.array([self._restart_factor(job, snapshot.time_s) for job in jobs]),
@@ -251,7 +251,7 @@ def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Ex
         return Explanation(f"{speedup:.2f} times the goodput of its fair share of {share}")
     return Explanation(
         f"the mean slowdown of all jobs is less without it this round; its fair share is {share}",
-        needs_gpus=job.spec.min_gpus,
+        needs_gpus=job.min_gpus,
     )
 
 
@@ -360,7 +360,7 @@ class SearchedNodes:
         """An equal share of the GPUs, whole and within the job's limits."""
         job = self.jobs[row]
         share = job.spec.gpus.whole(-(-self.pool.gpus // len(self.jobs)))
-        return max(job.spec.min_gpus, min(share, job.max_gpus(self.pool.gpus)))
+        return max(job.min_gpus, min(share, job.max_gpus(self.pool.gpus)))
 
     def held(self) -> Matrices:
         columns = {node.name: column for column, node in enumerate(self.nodes)}

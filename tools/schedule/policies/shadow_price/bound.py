@@ -87,7 +87,7 @@ class Terms(NamedTuple):
         """Seconds from when the job comes into play until it enters the reference."""
         if job.predicted or job.total_samples is None:
             return self.unstated_grace_s
-        alone_s = 0.0 if job.is_speed_guessed else demand_gpu_s(job, speeds) / job.spec.gpus.requested
+        alone_s = 0.0 if job.is_speed_guessed else demand_gpu_s(job, speeds) / job.requested
         return self.grace_s + self.grace * alone_s
 
 

@@ -223,7 +223,7 @@ class Placing:
             else:
                 where = self._whole_or_less(row, places[job.id]) if job.id in places else job.placement
             gpus = job.spec.gpus.whole(gpus_of(where))
-            if gpus < job.spec.min_gpus:  # the nodes have no room for whole replicas
+            if gpus < job.min_gpus:  # the nodes have no room for whole replicas
                 target_by_job |= {job.id: Target(0)} if job.gpus else {}
                 continue
             if gpus < gpus_of(where):

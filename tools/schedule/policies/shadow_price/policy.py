@@ -311,7 +311,7 @@ class ShadowPrice(Policy):
 
 def _may_run(job: JobState, gpu_type: str) -> bool:
     """Whether the nodes that are up have what its smallest size demands; they do where it runs."""
-    return job.gpus > 0 or job.fits_now(job.spec.min_gpus, gpu_type)
+    return job.gpus > 0 or job.fits_now(job.min_gpus, gpu_type)
 
 
 def next_end_s(shares: PoolShares, changed: Mapping[str, Target], time_s: float) -> float:
@@ -359,7 +359,7 @@ def explained(
                     *_unbounded(shares, row, slack_s),
                 )
             ),
-            None if shares.gpus[row] else job.spec.min_gpus,
+            None if shares.gpus[row] else job.min_gpus,
         )
         for row, job in enumerate(members.jobs)
     }

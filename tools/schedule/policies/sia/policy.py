@@ -214,7 +214,7 @@ class Sia(Policy):
         """G^p of each configuration, with the restart factor in G."""
         if not row.configurations:
             return np.zeros(0)
-        smallest = job.spec.gpus.requested if job.spec.elastic == "none" else job.spec.min_gpus
+        smallest = job.requested if job.spec.elastic == "none" else job.min_gpus
         gains = row.rates / row.rates.min() * smallest
         if held is not None:
             gains *= [1.0 if one == held else factor for one in row.configurations]
@@ -369,9 +369,7 @@ def _places(
 
 def _explanation(each: Candidate, column: int | None) -> Explanation:
     if column is None:
-        return Explanation(
-            "all jobs together lose less without it this round", needs_gpus=each.job.spec.min_gpus
-        )
+        return Explanation("all jobs together lose less without it this round", needs_gpus=each.job.min_gpus)
     one, row = each.row.configurations[column], each.row
     gain = float(row.rates[column] / row.rates.min())
     return Explanation(
