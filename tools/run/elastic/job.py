@@ -37,7 +37,8 @@ from pliant.tools.run.elastic.loop.prepared import (
 )
 from pliant.tools.run.elastic.loop.workers import Batching, WorkerGroup
 from pliant.tools.run.elastic.measured import Measured, Measurement
-from pliant.tools.run.elastic.membership.membership import Leave, Membership
+from pliant.tools.run.elastic.membership.instructions import Leave
+from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
 from pliant.tools.run.elastic.stacks import StackWatch
 from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything, seed_scripts

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import islice, tee
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
@@ -120,6 +121,8 @@ class ElasticLoader(Passes):
         # The micro-batches of the current pass whose samples are not read yet.
         self._read_ahead: Iterator[MicroBatch] = iter(())
         self._batches = source.loader(_Indices(self._indices), self._generator)
+        # where the worker joins after the last step of an epoch, it has read nothing of it
+        loop.workers.guard.order = lambda: _fingerprint(self._order())
 
     def __len__(self) -> int:
         return self._loop.workers.split.steps_per_epoch(self._source.size)
@@ -159,13 +162,20 @@ class ElasticLoader(Passes):
             yield micro, batch
 
     def _indices(self) -> Iterator[list[int]]:
-        counters, loop = self._loop.training.counters, self._loop
-        order = self._source.order(
-            loop.dataset_size, counters.epoch, loop.training.seed, shuffle=self._shuffle
-        ).numpy()
-        loop.workers.guard.order = zlib.crc32(order.tobytes())
+        order = self._order()
+        self._loop.workers.guard.order = _fingerprint(order)
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
+
+    def _order(self) -> np.ndarray[Any, Any]:
+        """Numbers of the epoch's samples, in order."""
+        training, size = self._loop.training, self._loop.dataset_size
+        order = self._source.order(size, training.counters.epoch, training.seed, shuffle=self._shuffle)
+        return order.numpy()
+
+
+def _fingerprint(order: np.ndarray[Any, Any]) -> int:
+    return zlib.crc32(order.tobytes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.step import NOTHING_AWAITED, Step
 from pliant.tools.run.elastic.loop.step_start import StepStart
-from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
+from pliant.tools.run.elastic.membership.instructions import Continue, Instruction, Leave, Regroup
+from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.state.replicas import ReplicaGuard
 from pliant.tools.run.elastic.state.training import (
     EpochPhase,

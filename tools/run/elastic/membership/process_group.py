@@ -273,7 +273,7 @@ class FolderStore(dist.Store):
         self._asks = RateLimiter(ASK_S)
 
     def set(self, key: str, value: Any) -> None:
-        make_known(self._path(key), value.encode() if isinstance(value, str) else bytes(value))
+        publish_file(self._path(key), value.encode() if isinstance(value, str) else bytes(value))
 
     def set_once(self, key: str, value: str) -> None:
         """Set a key unless it has a value: of several workers the first one decides.
@@ -357,7 +357,7 @@ def shared_store(folder: Path, name: str) -> tuple[dist.FileStore, Path]:
     return store, own
 
 
-def make_known(path: Path, value: bytes) -> None:
+def publish_file(path: Path, value: bytes) -> None:
     """Replace a file that only living processes need: nothing is forced to disk; only its owner reads it."""
     _beside(path, value).replace(path)
 

@@ -99,7 +99,7 @@ class Rendezvous:
     """Where a worker meets the others of its generation, one generation after the other."""
 
     def __init__(self, context: WorkerContext, group: ProcessGroup, watch: PlanWatch) -> None:
-        self._context, self._group, self._watch = context, group, watch
+        self.context, self.group, self.watch = context, group, watch
         self._lookout: Lookout | None = None
         # A generation, and the first of its rounds that this worker has not attended.
         self._next = (0, 0)
@@ -124,12 +124,12 @@ class Rendezvous:
         :raises NotNeededError: the others have trained to the end.
         :raises StopAskedError: this worker is asked to stop.
         """
-        waiting = self._waiting = RendezvousWait(self._context, self._watch, fresh=cursor is None)
+        waiting = self._waiting = RendezvousWait(self.context, self.watch, fresh=cursor is None)
         reported = ""
-        while not self._context.left:
-            plan = self._context.plan
+        while not self.context.left:
+            plan = self.context.plan
             if len(plan.members) == 1:
-                remove_earlier(self._context.attempt, (plan.generation, 0))
+                remove_earlier(self.context.attempt, (plan.generation, 0))
                 return [cursor]
             try:
                 return self._connect(cursor, waiting)
@@ -152,8 +152,8 @@ class Rendezvous:
                 _log.warning("generation %d did not come together: %s", plan.generation, problem)
             reported = problem
             # outside the handlers: the caught errors keep connections open
-            self._group.leave()
-            self._watch.check_needed(fresh=cursor is None)
+            self.group.leave()
+            self.watch.check_needed(fresh=cursor is None)
             if problem != waiting.shortage:
                 waiting.disturbed(problem)
             if waiting():
@@ -161,13 +161,13 @@ class Rendezvous:
         return []
 
     def _connect(self, cursor: Cursor | None, waiting: RendezvousWait) -> list[Cursor | None]:
-        context = self._context
+        context = self.context
         generation = context.plan.generation
         on_gpu = context.device.type == "cuda"
         lasting = lasting_address(context.plan, context.rank) if on_gpu else None
         use_interface(own_address(context.plan, context.rank), lasting)
         # before the others rely on this worker: they can be called away from a round, but not from C++
-        self._group.check_room(context.attempt.path)
+        self.group.check_room(context.attempt.path)
         number = self._next[1] if self._next[0] == generation else 0
         attended = Round(context, number, waiting)
         try:
@@ -176,9 +176,9 @@ class Rendezvous:
             self._next = generation, attended.number + 1
             raise
         self._next = generation, attended.number + 1
-        self._group.form(attended.folder, waiting.superseded, CONNECT * 2**waiting.failed)
+        self.group.form(attended.folder, waiting.superseded, CONNECT * 2**waiting.failed)
         if self._lookout is None:
-            self._lookout = Lookout(context, PlanWatch(context), self._group, LOOK_S)
+            self._lookout = Lookout(context, PlanWatch(context), self.group, LOOK_S)
             self._lookout.begin()
         if context.rank == 0:
             remove_earlier(context.attempt, (generation, attended.number))

@@ -29,7 +29,7 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.record import NonNegativeInt, Record
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.agreement import RateLimiter
-from pliant.tools.run.elastic.membership.process_group import ASK_S, make_known, pause
+from pliant.tools.run.elastic.membership.process_group import ASK_S, pause, publish_file
 from pliant.tools.run.statedir.contract.folders import ask_server, read_file
 from pliant.tools.run.statedir.contract.liveness import life
 
@@ -150,7 +150,7 @@ class StandstillWatch:
         """Wait until all workers have left out a step, or one is gone; the thread may end the job before."""
         context, asks = self._context, RateLimiter(ASK_S)
         attempt, generation = context.attempt, context.plan.generation
-        make_known(attempt.left_out(context.worker), f"{generation} {step}".encode())
+        publish_file(attempt.left_out(context.worker), f"{generation} {step}".encode())
         missing = [worker for worker in context.plan.workers if worker != context.worker]
         self._without = generation, step
         while missing:
@@ -169,7 +169,7 @@ class StandstillWatch:
     def _say(self) -> Waiting:
         found = self._position()
         own = Waiting(generation=self._context.plan.generation, place=author_place(), **found._asdict())
-        make_known(self._context.attempt.waits(self._context.worker), own.model_dump_json().encode())
+        publish_file(self._context.attempt.waits(self._context.worker), own.model_dump_json().encode())
         self._own = own
         return own
 

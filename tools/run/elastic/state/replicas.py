@@ -60,8 +60,8 @@ class ReplicaGuard:
         self.size = 0
         # Fingerprint of the shapes of the batch, the number of its rows aside.
         self.shapes = 0
-        # Fingerprint of the order in which samples are read.
-        self.order = 0
+        # Fingerprint of the order in which samples are read in the epoch, or a function that finds it.
+        self.order: int | Callable[[], int] = 0
         self._samples: tuple[int, int] | None = None
         # Of the step under way and the one before: samples, the sum of their numbers, their weight.
         self._share = self._share_before = [0, 0, 0]
@@ -172,7 +172,7 @@ class ReplicaGuard:
             "size of the dataset": torch.tensor(self.size),
             "samples read alike": torch.tensor(alike),
             "samples": torch.tensor(samples),
-            "order of the samples": torch.tensor(self.order),
+            "order of the samples": torch.tensor(self.order() if callable(self.order) else self.order),
             "shapes of a batch": torch.tensor(self.shapes),
             "devices": torch.tensor(_checksum(_device_name(self._training.model))),
         }

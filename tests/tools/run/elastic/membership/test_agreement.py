@@ -12,8 +12,9 @@ from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import agreement
 from pliant.tools.run.elastic.membership.agreement import BETWEEN_VOTES_S, PlanWatch, StopSignal, Vote
-from pliant.tools.run.elastic.membership.membership import Recurrence, described
 from pliant.tools.run.elastic.membership.process_group import released
+from pliant.tools.run.elastic.membership.regrouping import Recurrence
+from pliant.tools.run.elastic.membership.worker_exit import described
 from pliant.tools.run.elastic.state.training import Cursor, EpochPhase
 from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, LOST_PEER
 from tests.tools.run.elastic.alone import Clock
