@@ -30,7 +30,7 @@ ALLOWED = {
 }
 RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch", "gateway", "doctor")
 """Of tools/run: each knows those before it."""
-ELASTIC_LAYERS = ("context", "state", "report", "membership", "loop")
+ELASTIC_LAYERS = ("torch_internals", "context", "state", "report", "membership", "loop")
 """Of tools/run/elastic: likewise. What is beside them may know all."""
 HEAVY = {
     "torch": (

@@ -22,8 +22,6 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import Dataset
 
 from pliant.tools.run.elastic.context import Context, WorkerContext
@@ -50,7 +48,16 @@ from pliant.tools.run.statedir.contract.recording import (
 
 _LOOK_S: Final = 0.01
 _LAST_DIGIT: Final = 2.0**-23
-"""Of float32."""
+"""Relative size of the last digit of float32."""
+_DROPOUTS: Final = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class RecordedTraining(Training):
@@ -167,11 +174,11 @@ class Recorder:
     def change(self, model: nn.Module) -> None:
         """Take out of a model what differs by design, and set its precision."""
         for module in model.modules():
-            if isinstance(module, _DropoutNd):
+            if isinstance(module, _DROPOUTS):
                 self.dropouts, module.p = self.dropouts + (module.p > 0), 0.0
             elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
                 self.dropouts, module.dropout = self.dropouts + (module.dropout > 0), 0.0
-            elif isinstance(module, _BatchNorm) and module.running_mean is not None:
+            elif isinstance(module, _BATCH_NORMS) and module.running_mean is not None:
                 self.norms += 1
                 module.forward = MethodType(_normalized_as_in_evaluation, module)  # type: ignore[method-assign]
         if self.order.double:
@@ -267,8 +274,7 @@ def _seeded(number: int) -> Iterator[None]:
         restore_generators(states)
 
 
-def _normalized_as_in_evaluation(module: _BatchNorm, values: torch.Tensor) -> torch.Tensor:
-    module._check_input_dim(values)
+def _normalized_as_in_evaluation(module: nn.BatchNorm1d, values: torch.Tensor) -> torch.Tensor:
     return nn.functional.batch_norm(
         values, module.running_mean, module.running_var, module.weight, module.bias, False, 0.0, module.eps
     )

@@ -18,6 +18,7 @@ from torch import nn
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.membership.agreement import world
 from pliant.tools.run.elastic.membership.rendezvous import EXCHANGING_MODULES
+from pliant.tools.run.elastic.torch_internals import backend_of, copy_all
 
 EXCHANGING_MODULES.add(__file__)  # its groups wait for gloo themselves, for example for buffers
 _GATHERED_BYTES: Final = 1 << 18
@@ -129,8 +130,8 @@ class TolerantGroup:
 
     def _backend(self, device: torch.device) -> Any:
         if device not in self._backends:
-            inner: Any = self._inner
-            self._backends[device] = inner._get_backend(device)
+            assert self._inner is not None  # noqa: S101 its callers have looked
+            self._backends[device] = backend_of(self._inner, device)
         return self._backends[device]
 
     def _fail(self, error: RuntimeError) -> None:
@@ -169,7 +170,7 @@ class _Bucket:
     @torch.no_grad()
     def pack(self) -> None:
         if self.whole:
-            torch._foreach_copy_(self._views, self._gradients())
+            copy_all(self._views, self._gradients())
             self._flags.fill_(1)
         else:
             self._flat.zero_()
@@ -182,7 +183,7 @@ class _Bucket:
     @torch.no_grad()
     def unpack(self) -> None:
         if self.whole:
-            torch._foreach_copy_(self._gradients(), self._views)
+            copy_all(self._gradients(), self._views)
             return
         flags = self._flags.real if self._flags.is_complex() else self._flags
         for one, view, flag in zip(self.parameters, self._views, flags.tolist(), strict=True):
@@ -223,7 +224,7 @@ class _SparseBucket(_Bucket):
 
     def unpack(self) -> None:
         (one,) = self.parameters
-        if one.grad is not None or self.summation.tensor._nnz():
+        if one.grad is not None or len(self.summation.tensor.coalesce().values()):
             one.grad = self.summation.tensor
 
 

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch
 from pliant.tools.run.elastic.loop.exchange import Averaging, is_marked, mark, unmark
+from pliant.tools.run.elastic.torch_internals import at_end_of_backward, writes_of
 
 _NO_EFFECT: Final = "so with micro-steps its effect would be another one"
 
@@ -177,7 +178,7 @@ class Gradients:
             if gradient is None:
                 continue
             if gradient is shown:
-                zeroed = gradient._version != writes and not gradient.any()
+                zeroed = writes_of(gradient) != writes and not gradient.any()
                 collected = None if zeroed else collected
             elif is_marked(gradient):
                 continue  # of an earlier step: its turn to be zeroed may come later in the pass
@@ -339,7 +340,7 @@ class Gradients:
     def _show(self, parameter: torch.Tensor) -> None:
         """The script sees the gradient of the pass, and the next pass begins without it."""
         if parameter.grad is not None:
-            self._shown[parameter] = parameter.grad, parameter.grad._version
+            self._shown[parameter] = parameter.grad, writes_of(parameter.grad)
 
     def _clear_shown(self) -> None:
         for parameter, (gradient, _) in self._shown.items():
@@ -393,8 +394,8 @@ class Gradients:
             self._joined.discard(parameter)  # the script has zeroed it
         if not self.selected:
             return
-        writes = self._weights_written.setdefault(parameter, parameter._version)
-        if writes != parameter._version:
+        now = writes_of(parameter)
+        if self._weights_written.setdefault(parameter, now) != now:
             raise UsageError(
                 "the weights were changed between two backward passes of one step (as SAM does), "
                 f"{_NO_EFFECT}: {_WHOLE_SHARE}"
@@ -417,12 +418,6 @@ class NoSync:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NoSync, ()
-
-
-def at_end_of_backward(action: Callable[[], None]) -> None:
-    """Call ``action`` when the current backward pass has reached every parameter."""
-    engine: Any = torch.autograd.Variable._execution_engine  # no public way
-    engine.queue_callback(action)
 
 
 def _accumulator(parameter: nn.Parameter) -> Any:

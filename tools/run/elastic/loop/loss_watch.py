@@ -7,13 +7,15 @@ its loss is a mean of (``job.weigh``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, cast
 
 import torch
 
-_MEAN: Final = 1
+from pliant.tools.run.elastic import torch_internals
+
 _MOST_NODES: Final = 200
 
 
@@ -52,9 +54,9 @@ def target_weight(loss: torch.Tensor) -> float | None:
     for _, node in zip(range(_MOST_NODES), nodes, strict=False):
         if node is None:
             continue
-        if type(node).__name__.startswith("NllLoss"):
-            if getattr(node, "_saved_reduction", 0) == _MEAN:
-                weights.append(float(node._saved_total_weight))  # type: ignore[attr-defined]
+        weight = torch_internals.target_weight(node)
+        if weight is not None:
+            weights += [] if math.isnan(weight) else [weight]
             continue
         nodes += [before for before, _ in node.next_functions]
     return weights[0] if len(weights) == 1 else None

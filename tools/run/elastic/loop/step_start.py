@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import nn
+
+from pliant.tools.run.elastic.torch_internals import writes_of
 
 _LARGE_BYTES: Final = 1 << 16
 
@@ -37,12 +39,12 @@ class _Held:
         return self.constant
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        owned = self.owner._buffers.get(self.name) is self.buffer
+    def restore(self) -> None:
+        owned = getattr(self.owner, self.name, None) is self.buffer
         if owned and self.constant and self._looks_untouched():
             return
         whole = self.buffer.shape == self.values.shape
-        self.owner._buffers[self.name] = self.buffer.copy_(self.values) if whole else self.values
+        setattr(self.owner, self.name, self.buffer.copy_(self.values) if whole else self.values)
 
     def _looks_untouched(self) -> bool:
         return self.writes >= 0 and self.writes == _writes(self.buffer)
@@ -66,7 +68,8 @@ class StepStart:
     def watch(self, model: nn.Module | None) -> None:
         """Keep the start of each step of this model from now on; None if no step can be void."""
         self.watches = model is not None
-        self._owners = [] if model is None else [module for module in model.modules() if module._buffers]
+        modules = () if model is None else model.modules()
+        self._owners = [module for module in modules if any(True for _ in _buffers(module))]
         self._held = {}
 
     def note(self, gradients: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -78,16 +81,15 @@ class StepStart:
             self._held = {
                 (owner, name): self._noted(owner, name, buffer)
                 for owner in self._owners
-                for name, buffer in owner._buffers.items()
-                if buffer is not None
+                for name, buffer in _buffers(owner)
             }
 
-    def put_back_buffers(self) -> None:
+    def restore_buffers(self) -> None:
         """The step is void, and its workers may pass on their state next."""
         for held in self._held.values():
-            held.put_back()
+            held.restore()
 
-    def put_back_generator(self) -> None:
+    def restore_generator(self) -> None:
         """The step is trained again here."""
         if self._generator is not None:
             torch.default_generator.set_state(self._generator)
@@ -101,9 +103,13 @@ class StepStart:
         return _Held(owner, name, buffer, values, _writes(buffer), known)
 
 
+def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return module.named_buffers(recurse=False, remove_duplicate=False)
+
+
 def _writes(buffer: torch.Tensor) -> int:
     """PyTorch's count of the writes to a large buffer; -1 if it is small, or nothing is counted."""
     size = buffer.numel() * buffer.itemsize
     if size < _LARGE_BYTES or buffer.is_inference() or buffer.layout != torch.strided:
         return -1
-    return buffer._version
+    return writes_of(buffer)

@@ -18,6 +18,7 @@ from torch import nn
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.state.replicas import bits_of
+from pliant.tools.run.elastic.torch_internals import writes_of
 
 _EARLY_STEPS: Final = 4
 """Steps of a process in which an optimizer that is alone, too, might take turns with itself."""
@@ -108,7 +109,7 @@ class StepWeights:
         return (one for module in self._modules() for one in module.parameters())
 
     def _count(self) -> int:
-        return sum(one._version for one in self._weights())
+        return sum(writes_of(one) for one in self._weights())
 
     def _read(self) -> int:
         return hash(tuple(int(bits_of(one.detach())) for one in self._weights()))

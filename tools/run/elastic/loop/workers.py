@@ -154,7 +154,7 @@ class WorkerGroup:
         self.restore_start()
         self.follow(membership.step_void(error))
         if self.training.counters == counters:
-            self._step_start.put_back_generator()
+            self._step_start.restore_generator()
         return True
 
     def exchange_if_counted(self) -> None:
@@ -171,7 +171,7 @@ class WorkerGroup:
 
     def restore_start(self) -> None:
         """Give back the buffers and gradients that the step began with."""
-        self._step_start.put_back_buffers()
+        self._step_start.restore_buffers()
         if self.gradients.outlive:
             self.gradients.restore(self._step_start.gradients)
 

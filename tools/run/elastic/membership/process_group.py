@@ -33,13 +33,18 @@ from urllib.parse import quote
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import probe_room
 from pliant.tools.profile.torchrun.start import LOOPBACK, VARIABLES, interface_of, refuse_loopback
 from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership.agreement import RateLimiter
+from pliant.tools.run.elastic.torch_internals import (
+    groups_in_use,
+    number_groups_anew,
+    replace_store,
+    set_group_timeout,
+)
 from pliant.tools.run.statedir.contract.folders import ask_server, is_there, refuse_public
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Member, Plan
 
@@ -130,9 +135,8 @@ class ProcessGroup:
         connecting = False
         group = dist.group.WORLD
         assert group is not None  # noqa: S101 made just above
-        backend, _ = _world.pg_map[group]
-        _world.pg_map[group] = backend, dist.PrefixStore(f"{group.group_name}/", store)
-        _set_pg_timeout(COLLECTIVE)
+        replace_store(group, store)
+        set_group_timeout(COLLECTIVE)
 
     def _connect_device(self, limit: timedelta, store: dist.Store) -> None:
         device = self._context.device
@@ -140,7 +144,7 @@ class ProcessGroup:
         with _end_if_stuck(HANGS):
             self._init(store, limit, device if "nccl" in self._backend else None)
             # before the first operation: NCCL ends the process when one takes longer
-            _set_pg_timeout(COLLECTIVE)
+            set_group_timeout(COLLECTIVE)
             _exchange(device, limit)
 
     def _init(self, store: dist.Store, limit: timedelta, device: torch.device | None = None) -> None:
@@ -190,15 +194,14 @@ def _leave_slowly() -> None:
 def leave() -> bool:
     """Give up the process group, or what is left of one that did not form. Returns whether it is freed.
 
-    PyTorch numbers groups, and workers find each other only under the same number. It forgets the number of
-    a destroyed group, but not of one that failed to form here and may have formed elsewhere.
+    A group that failed to form here may have formed elsewhere.
     """
     freed = True
     if dist.is_initialized():
-        groups = list(_world.pg_map)
+        groups = groups_in_use()
         dist.destroy_process_group()
         freed = _freed(groups)
-    _world.group_count = 0
+    number_groups_anew()
     return freed
 
 

@@ -32,8 +32,6 @@ from threading import Thread
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
-from torch.distributed import distributed_c10d
-
 from pliant.schemas.errors import PliantError, ServiceMissingError
 from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.context import WorkerContext
@@ -50,6 +48,7 @@ from pliant.tools.run.elastic.membership.process_group import (
     use_interface,
 )
 from pliant.tools.run.elastic.state.training import Cursor, written
+from pliant.tools.run.elastic.torch_internals import EXCHANGING_MODULE
 from pliant.tools.run.statedir.contract.folders import AttemptDir, ask_server
 from pliant.tools.run.statedir.contract.liveness import SURE_S, Heartbeats, life
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
@@ -64,7 +63,7 @@ REACH_S: Final = 3.0
 """For a connection to be completed: two tries if the first packet is lost."""
 LOOK_S: Final = 5.0
 """Between two looks for lost workers while training goes on."""
-EXCHANGING_MODULES: Final = {distributed_c10d.__file__, agreement.__file__}
+EXCHANGING_MODULES: Final = {EXCHANGING_MODULE, agreement.__file__}
 """Files of the modules in which a main thread may wait for other workers."""
 FORGOTTEN_S: Final = 30.0
 """An exchange that goes on for this long after its connections were ended is one that gloo has forgotten."""

@@ -311,7 +311,7 @@ class Recorded:
     def __init__(self, patch: Patch) -> None:
         self.calls: list[tuple[str, Any]] = []
         patch.setattr(process_group.dist, "init_process_group", self._init)
-        patch.setattr(process_group, "_set_pg_timeout", lambda limit: self.calls.append(("timeout", limit)))
+        patch.setattr(process_group, "set_group_timeout", lambda limit: self.calls.append(("timeout", limit)))
         patch.setattr(process_group, "_exchange", lambda *got: self.calls.append(("exchange", got)))
 
     def _init(self, backend: str, **how: Any) -> None:
