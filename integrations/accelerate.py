@@ -169,13 +169,13 @@ class RelaunchedTraining:
         """``accelerator.skip_first_batches``, which loops that compute the place in their epoch call."""
         if self._loader not in (None, loader):
             return self._skip_in_full(loader, num_batches)
-        found, trained = self.remaining(loader), self._trained_batches(loader)
+        remaining, trained = self.remaining(loader), self._trained_batches(loader)
         if trained != num_batches:
             self._progress.warn(
                 f"the loop asks to leave out {num_batches} batches of an epoch with {trained} trained ones: "
                 f"{trained} are left out; write `for … in training.remaining(loader)`"
             )
-        return found
+        return remaining
 
     def _trained_batches(self, loader: Any) -> int:
         """Of the epoch, on each worker."""
@@ -186,8 +186,8 @@ class RelaunchedTraining:
         return None if self._size is None else self._epoch * self._size + min(self._in_epoch, self._size)
 
     def _saved(self) -> list[tuple[int, Path]]:
-        found = self._folder.glob("step-*/complete")
-        return sorted((int(path.parent.name.rpartition("-")[2]), path.parent) for path in found)
+        folders = self._folder.glob("step-*/complete")
+        return sorted((int(path.parent.name.rpartition("-")[2]), path.parent) for path in folders)
 
 
 def _samples_of(loader: Any) -> int | None:

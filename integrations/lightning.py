@@ -56,8 +56,8 @@ class PliantCallback(Callback):
     @property
     def checkpoint(self) -> str | None:
         """The newest checkpoint. Returns None if there is none."""
-        found = {int(path.stem.rpartition("-")[2]): path for path in self._folder.glob(_NAME.format("*"))}
-        return str(found[max(found)]) if found else None
+        by_step = {int(path.stem.rpartition("-")[2]): path for path in self._folder.glob(_NAME.format("*"))}
+        return str(by_step[max(by_step)]) if by_step else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         progress = TrainingProgress(world_size=trainer.world_size, main=trainer.is_global_zero)
@@ -115,11 +115,11 @@ class PliantCallback(Callback):
 
     def _set_batch(self, trainer: Trainer, progress: TrainingProgress) -> None:
         """Keep the job's batch by accumulation, as far as that has an effect."""
-        found = [_batch_of(loader) for loader in _loaders(trainer)]
-        known = list(dict.fromkeys(batch for batch in found if batch is not None))
+        batches = [_batch_of(loader) for loader in _loaders(trainer)]
+        known = list(dict.fromkeys(batch for batch in batches if batch is not None))
         self._per_worker = known[0] if known else 1
-        if len(known) != 1 or None in found:
-            sizes = ", ".join("unknown" if batch is None else str(batch) for batch in found)
+        if len(known) != 1 or None in batches:
+            sizes = ", ".join("unknown" if batch is None else str(batch) for batch in batches)
             progress.warn(
                 f"the job's batch cannot be kept for certain: the loaders have batches of {sizes} samples, "
                 f"and {self._per_worker} count"
@@ -193,10 +193,10 @@ def _loaders(trainer: Trainer) -> list[Any]:
 
 def _batch_of(loader: Any) -> int | None:
     """Samples of a loader's batch. Returns None if it does not say."""
-    found = getattr(loader, "batch_size", None)
-    if found is None:
-        found = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return found
+    batch = getattr(loader, "batch_size", None)
+    if batch is None:
+        batch = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return batch
 
 
 def local_workers() -> int:

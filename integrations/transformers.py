@@ -144,9 +144,9 @@ def newest_checkpoint(folder: str | Path | None) -> str | None:
 
     The Trainer writes ``trainer_state.json`` last.
     """
-    found = {
+    by_step = {
         int(path.parent.name.rpartition("-")[2]): path.parent
         for path in Path(folder or ".").glob("checkpoint-*/trainer_state.json")
         if path.parent.name.rpartition("-")[2].isdecimal()
     }
-    return str(found[max(found)]) if found else None
+    return str(by_step[max(by_step)]) if by_step else None

@@ -30,7 +30,7 @@ from pliant.tools.run import elastic
 from pliant.tools.run.backends import host
 from pliant.tools.run.backends.resource_usage import GpuMeter
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.averaging import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, use_interface
 from pliant.tools.run.elastic.state.checkpoint import staged

@@ -24,7 +24,7 @@ class PlainLoader:
         self, dataset: Any, batch: int, seed: int, *, shuffle: bool, drop_last: bool, **of: Any
     ) -> None:
         self.dataset, self.sampler, self.epoch, self.steps_done = dataset, self, 0, 0
-        self._batch, self._seed, self._shuffle, self._drop_last, self._of = (
+        self._batch, self._seed, self._shuffle, self._drop_last, self._pairs_of_worker = (
             batch,
             seed,
             shuffle,
@@ -47,14 +47,16 @@ class PlainLoader:
             self.steps_done += 1
 
     def _stream(self) -> Iterator[Any]:
-        return iter(DataLoader(self.dataset, self._batch, drop_last=self._drop_last, **self._of))
+        return iter(DataLoader(self.dataset, self._batch, drop_last=self._drop_last, **self._pairs_of_worker))
 
     def _in_order(self) -> Iterator[Any]:
         order = epoch_order(len(self.dataset), self.epoch, self._seed, shuffle=self._shuffle).tolist()
         batches = [order[start : start + self._batch] for start in range(0, len(order), self._batch)]
         generator = torch.Generator()  # the script's own must not advance
         return iter(
-            DataLoader(self.dataset, batch_sampler=batches[: len(self)], generator=generator, **self._of)
+            DataLoader(
+                self.dataset, batch_sampler=batches[: len(self)], generator=generator, **self._pairs_of_worker
+            )
         )
 
 

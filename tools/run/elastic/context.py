@@ -29,14 +29,14 @@ from pliant.tools.run.statedir.contract.plan import (
 )
 
 _TRIES: Final = 100
-"""Reading a plan that a worker needs is tried for two seconds."""
+"""Tries to read a plan that a worker needs, for two seconds."""
 
 
 class Context:
     """Rank, world size and device of this process."""
 
     plan: Plan | None = None
-    """None unless this is a worker of ``pliant run``."""
+    """Plan that a worker of ``pliant run`` follows; else None."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
@@ -168,7 +168,7 @@ def _device(local_rank: int) -> torch.device:
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, str(default))
-    found = whole_number(text)
-    if found is None:
+    number = whole_number(text)
+    if number is None:
         raise UsageError(f"{name} is {text!r}, expected a whole number")
-    return found
+    return number

@@ -15,17 +15,17 @@ from torch.utils.data import Dataset, Sampler
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
+from pliant.tools.run.elastic.loop.averaging import Averaging
 from pliant.tools.run.elastic.loop.batches import BatchSplit, Carried, DataSource
-from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients, NoSync
-from pliant.tools.run.elastic.loop.loop import TrainingLoop
-from pliant.tools.run.elastic.loop.passes import (
+from pliant.tools.run.elastic.loop.loaders import (
     ElasticLoader,
     ElasticSteps,
     ElasticStream,
     StreamSource,
     is_stream,
 )
+from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.prepared import (
     Closure,
     Prepared,
@@ -39,7 +39,7 @@ from pliant.tools.run.elastic.loop.workers import Batching, WorkerGroup
 from pliant.tools.run.elastic.measured import Measured, Measurement
 from pliant.tools.run.elastic.membership.instructions import Leave
 from pliant.tools.run.elastic.membership.membership import Membership
-from pliant.tools.run.elastic.membership.process_group import join_plainly
+from pliant.tools.run.elastic.membership.process_group import join_torchrun_group
 from pliant.tools.run.elastic.stacks import StackWatch
 from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything, seed_scripts
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -48,7 +48,7 @@ O = TypeVar("O", bound=Optimizer)  # noqa: E741
 T = TypeVar("T")
 V = TypeVar("V", float, dict[str, float], list[float])
 _UNSEEDED: Final = 1 << 32
-"""Scripts take smaller seeds; PyTorch's generator begins above where none is given."""
+"""Bound of the seeds that scripts take; PyTorch's generator begins above where none is given."""
 
 
 def init(
@@ -88,7 +88,7 @@ def init(
         if isinstance(answer := membership.check_needed(), Leave):
             raise SystemExit(answer.code)
     else:
-        join_plainly(context, backend)
+        join_torchrun_group(context, backend)
     if seed is not None:
         seed_everything(seed)
     elif isinstance(context, WorkerContext):
@@ -108,7 +108,7 @@ class ElasticJob:
     """One training job, as the script of each worker sees it. Made by :func:`init`."""
 
     made_as: ClassVar[type[ElasticJob]]
-    """The class itself; another one in a run of ``pliant verify``."""
+    """Class that :func:`init` makes; another one in a run of ``pliant verify``."""
     trained_as: ClassVar[type[Training]] = Training
 
     def __init__(
@@ -245,7 +245,7 @@ class ElasticJob:
         averaging = Averaging()
         gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
         if self._membership is None and self.world_size > 1:
-            averaging.begin_plainly(given.models.values())
+            averaging.begin_torchrun(given.models.values())
         if request is not None:
             models = Measured(given.models, gradients)
             training = Training(given.together, given.optimizers, self._helpers)
@@ -419,15 +419,15 @@ class ElasticJob:
 
             hidden = job.carried(lambda rows: torch.zeros(LAYERS, rows, WIDTH), dim=1)
             ...
-                    found, hidden.value = model(x, hidden.value)
+                    predicted, hidden.value = model(x, hidden.value)
 
         It comes back without a history, and is a part of the state: resizes, kills and restarts keep it.
 
         :raises UsageError: training has begun.
         """
-        found = Carried(make, dim, lambda: self._trained().body)
-        self.register(**{f"carried-{len(self._helpers)}": found})
-        return found
+        carried = Carried(make, dim, lambda: self._trained().body)
+        self.register(**{f"carried-{len(self._helpers)}": carried})
+        return carried
 
     def mean(self, value: T | Callable[[], T]) -> T:
         """The mean of ``value`` over the workers and the micro-steps of a step, weighted by samples.

@@ -16,17 +16,17 @@ from torch.optim import Optimizer
 from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.loop.averaging import Averaging
 from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, Rows, to_device
-from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
-from pliant.tools.run.elastic.loop.passes import ANY_SIZE, SampleOrder, StreamSource
+from pliant.tools.run.elastic.loop.loaders import ANY_SIZE, SampleOrder, StreamSource
 from pliant.tools.run.elastic.loop.tally import numbers_of
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.training import Cursor, EpochPhase, Training, each_model
-from pliant.tools.run.elastic.state.transfer import pass_on
+from pliant.tools.run.elastic.state.transfer import broadcast_state
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 
@@ -238,7 +238,7 @@ def rehearse(folder: Path, training: Training, device: torch.device, backend: st
         context.follow(context.plan.model_copy(update={"generation": generation}))
         cursors = rendezvous.meet(None if joins else _TRAINS)
         has = [one is not None for one in cursors]
-        state = pass_on(None if joins else training.shared(), has, rank, device)
+        state = broadcast_state(None if joins else training.shared(), has, rank, device)
         if joins:
             training.restore(state)
         averaging.begin(each_model(training.model), device)

@@ -27,14 +27,14 @@ from torch.utils.data import Dataset
 from pliant.tools.run.elastic.context import Context, WorkerContext
 from pliant.tools.run.elastic.job import ElasticJob
 from pliant.tools.run.elastic.loop.batches import MicroBatch, read_at_once, tensors_in
+from pliant.tools.run.elastic.loop.loaders import ElasticLoader, ElasticStream, is_stream
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
-from pliant.tools.run.elastic.loop.passes import ElasticLoader, ElasticStream, is_stream
 from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.state.training import (
     Mean,
     Training,
     generator_states,
-    mapped,
+    map_leaves,
     restore_generators,
     seed_everything,
 )
@@ -46,7 +46,7 @@ from pliant.tools.run.statedir.contract.recording import (
     RunFolder,
 )
 
-_LOOK_S: Final = 0.01
+_CHECK_INTERVAL_S: Final = 0.01
 _LAST_DIGIT: Final = 2.0**-23
 """Relative size of the last digit of float32."""
 _DROPOUTS: Final = (
@@ -189,7 +189,7 @@ class Recorder:
     def batches(self, passes: Iterator[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
         """The same, in the precision of the run."""
         for micro, batch in passes:
-            given = mapped(batch, _doubled) if self.order.double else batch
+            given = map_leaves(batch, _doubled) if self.order.double else batch
             self.see(micro, given)
             self._generator = torch.get_rng_state()
             yield micro, given
@@ -219,7 +219,7 @@ class Recorder:
         if number in self.order.holds:
             self.folder.held(number, self._worker).touch()
             while not self.folder.go(number).exists():
-                time.sleep(_LOOK_S)
+                time.sleep(_CHECK_INTERVAL_S)
 
     def mark(self, training: Training) -> None:
         """Write the weights, once for each step: parameters, buffers and those of registered models."""
@@ -292,7 +292,7 @@ def _double(model: nn.Module) -> None:
     """Turn a model into float64; it takes float32, too, as an evaluation may give it."""
     model.double()
     model.register_forward_pre_hook(
-        lambda _, given, named: (mapped(given, _doubled), mapped(named, _doubled)), with_kwargs=True
+        lambda _, given, named: (map_leaves(given, _doubled), map_leaves(named, _doubled)), with_kwargs=True
     )
 
 

@@ -33,17 +33,17 @@ from pliant.tools.run.elastic.state.checkpoint import Saved
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.plan import ENV_NOISE, LastCheckpoint, Plan, Progress, write_progress
 
-MOST_WARNINGS: Final = 10
-"""Of an attempt; later ones are recorded as rarely as checkpoints."""
-EVERY: Final = 10
+MAX_WARNINGS: Final = 10
+"""Warnings of an attempt; later ones are recorded as rarely as checkpoints."""
+NOISE_INTERVAL_STEPS: Final = 10
 """Steps from one measured pair of gradients to the next."""
-SAMPLED: Final = 1 << 20
+MAX_NOISE_SAMPLES: Final = 1 << 20
 """Gradients that the noise is measured from, about: more would hardly make it more certain."""
 _SPREAD: Final = 2654435761
-"""A large prime: its multiples are spread over all remainders."""
+"""Large prime, whose multiples are spread over all remainders."""
 _NOISE_SMOOTHING: Final = 0.1
 _LEAST_STEPS: Final = 3
-"""The fewest steps whose mean counts as a measured speed."""
+"""Fewest steps whose mean counts as a measured speed."""
 _STEP_SMOOTHING: Final = 0.2
 """Weight of the newest step in the usual step time."""
 _PROC: Final = Path("/proc")
@@ -57,13 +57,13 @@ class WorkerChange:
     """A change of the workers or the batch while training goes on."""
 
     since_s: float
-    """When the last step that counts was over (monotonic)."""
+    """Time at which the last step that counts was over (monotonic)."""
     usual_step_s: float
     """Seconds of a step before the change."""
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by part."""
     lost: bool = False
-    """A worker died."""
+    """Whether a worker died."""
 
 
 class Reporter:
@@ -94,7 +94,7 @@ class Reporter:
         # What the log has since the last change; the first of its kind does not wait for `history_s`.
         self._kept: set[str] = set()
 
-    def turn_to(self, global_batch: int, change: WorkerChange | None = None) -> None:
+    def begin_generation(self, global_batch: int, change: WorkerChange | None = None) -> None:
         self._batch, self._change, self._steps, self.own_step_s = global_batch, change, Mean(), 0.0
         self._kept.clear()
         if self._noise is not None:
@@ -105,7 +105,7 @@ class Reporter:
         self._newest.begin(global_batch)
         self._history.begin(global_batch)
 
-    def look(self, model: nn.Module, counters: TrainingCounters) -> None:
+    def measure_noise(self, model: nn.Module, counters: TrainingCounters) -> None:
         """Measure the noise of a complete step's gradients, if that is asked for."""
         if self._noise is not None and self._batch is not None and self._context.rank == 0:
             self._noise.look(model, counters.step, self._batch)
@@ -153,14 +153,14 @@ class Reporter:
 
     def _measured(self) -> dict[str, float]:
         """The speed since the last measurement, and the noise; too few steps give no speed."""
-        found: dict[str, float | None] = {"step_seconds": None, "noise_scale": None}
+        measured: dict[str, float | None] = {"step_seconds": None, "noise_scale": None}
         if self._steps.samples >= _LEAST_STEPS:
-            found["step_seconds"], self._steps = self._steps.value(), Mean()
+            measured["step_seconds"], self._steps = self._steps.value(), Mean()
         if self._noise is not None:
-            found["noise_scale"] = self._noise.noise_scale
-        return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+            measured["noise_scale"] = self._noise.noise_scale
+        return {name: value for name, value in measured.items() if value is not None and math.isfinite(value)}
 
-    def last_words(self, counters: TrainingCounters) -> None:
+    def report_stop(self, counters: TrainingCounters) -> None:
         if self._loss.samples:
             self._progress(counters)
         self._history.flush()
@@ -383,7 +383,7 @@ class EventHistory:
 
     def warn(self, counters: TrainingCounters, text: str) -> None:
         self._warnings += 1
-        if self._warnings <= MOST_WARNINGS or time.monotonic() >= self._warning_due_s:
+        if self._warnings <= MAX_WARNINGS or time.monotonic() >= self._warning_due_s:
             self.write("progress", counters, detail={"warning": text})
             self._warning_due_s = self._later()
 
@@ -447,9 +447,9 @@ class NoiseMeter:
     Two successive steps have gradients g, h at nearly the same weights, each a mean over a batch of B, so
     E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed over pairs. It looks when a step is
     complete: a script that drops its gradients before that is not measured, and clipping blurs the estimate.
-    Of one step in :data:`EVERY` it copies the gradients, of large models about :data:`SAMPLED` numbers spread
-    over all layers, others for each pair: signal and noise are sums over the parameters alike. A pair that is
-    not finite (an overflow in mixed precision) is left out.
+    Of one step in :data:`NOISE_INTERVAL_STEPS` it copies the gradients, of large models about
+    :data:`MAX_NOISE_SAMPLES` numbers spread over all layers, others for each pair: signal and noise are sums
+    over the parameters alike. A pair that is not finite (an overflow in mixed precision) is left out.
     """
 
     def __init__(self) -> None:
@@ -462,14 +462,17 @@ class NoiseMeter:
     @property
     def noise_scale(self) -> float | None:
         """Returns None before the first pair, or if there is no signal."""
-        found = self._noise / self._signal if self._signal > 0 else math.inf
-        return found if math.isfinite(found) else None
+        scale = self._noise / self._signal if self._signal > 0 else math.inf
+        return scale if math.isfinite(scale) else None
 
     def look(self, model: nn.Module, step: int, batch: int) -> None:
-        turn = step % EVERY
+        turn = step % NOISE_INTERVAL_STEPS
         if turn == 0:
-            found = _gradients(model)
-            self._before = [one.shape for one in found], [one.clone() for one in _sampled(found, step)]
+            gradients = _gradients(model)
+            self._before = (
+                [one.shape for one in gradients],
+                [one.clone() for one in _sampled(gradients, step)],
+            )
         elif turn == 1 and self._before is not None:
             (shapes, before), self._before = self._before, None
             after = _gradients(model)
@@ -503,10 +506,10 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def _sampled(gradients: list[torch.Tensor], step: int) -> list[torch.Tensor]:
     """The gradients, or evenly spread numbers of large ones: others for each pair, the same within it."""
-    stride = sum(one.numel() for one in gradients) // SAMPLED
+    stride = sum(one.numel() for one in gradients) // MAX_NOISE_SAMPLES
     if stride < 2 or any(one.is_sparse for one in gradients):
         return gradients
-    first = step // EVERY * _SPREAD % stride
+    first = step // NOISE_INTERVAL_STEPS * _SPREAD % stride
     return [one.flatten()[first::stride] for one in gradients]
 
 

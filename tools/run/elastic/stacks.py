@@ -31,9 +31,9 @@ from pliant.tools.run.statedir.contract.stacks import (
     question,
 )
 
-LOOK_S: Final = 1.0
-HELD_S: Final = 12.0
-"""An interpreter that is held up for so long has its stacks written: before its worker counts as silent."""
+POLL_INTERVAL_S: Final = 1.0
+HELD_UP_AFTER_S: Final = 12.0
+"""Seconds after which a held-up interpreter has its stacks written: before its worker counts as silent."""
 _log = logging.getLogger("pliant")
 
 
@@ -43,7 +43,7 @@ class StackWatch:
     :param held_s: how long its interpreter may be held up.
     """
 
-    def __init__(self, attempt: AttemptDir, worker: int, held_s: float = HELD_S) -> None:
+    def __init__(self, attempt: AttemptDir, worker: int, held_s: float = HELD_UP_AFTER_S) -> None:
         self._attempt, self._worker, self._held_s = attempt, worker, held_s
         self._dump = -1
         self._wind_up_s = float("-inf")
@@ -74,7 +74,7 @@ class StackWatch:
                     answer(self._attempt, self._worker, StackAnswer(question=asked, threads=stacks()))
                 except (PliantError, OSError) as error:
                     _log.debug("no stacks are shown: %s", error)
-            time.sleep(min(LOOK_S, self._held_s / 4))
+            time.sleep(min(POLL_INTERVAL_S, self._held_s / 4))
 
     def _before_fork(self) -> None:
         """A process that is forked while the watchdog runs would wait for it at its end, in vain."""
@@ -94,7 +94,7 @@ def stacks() -> tuple[ThreadStack, ...]:
     """The stacks of this process, without the library's threads; the main thread first."""
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = [
+    threads = [
         (ident != main, names.get(ident, "not made by Python"), frame)
         for ident, frame in sys._current_frames().items()
         if not names.get(ident, "").startswith(OWN_THREADS)
@@ -107,5 +107,5 @@ def stacks() -> tuple[ThreadStack, ...]:
                 for at, line in islice(traceback.walk_stack(frame), MOST_FRAMES)
             ),
         )
-        for _, name, frame in sorted(found, key=lambda each: each[:2])
+        for _, name, frame in sorted(threads, key=lambda each: each[:2])
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pliant.tools.run.elastic.membership.rendezvous import Lookout
+from pliant.tools.run.elastic.membership.rendezvous import LostWorkerWatch
 from tests.tools.run.elastic.alone import Alone
 from tests.tools.run.elastic.gang import SCRIPT, Gang
 
@@ -38,16 +38,16 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
 
 
 @pytest.fixture(autouse=True)
-def no_lookout_outlives_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_watch_outlives_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A thread that a job in this process has begun would end the process once its worker is overtaken."""
-    lookouts: list[Lookout] = []
-    begin = Lookout.begin
+    watches: list[LostWorkerWatch] = []
+    begin = LostWorkerWatch.begin
 
-    def noted(lookout: Lookout) -> None:
-        lookouts.append(lookout)
+    def noted(lookout: LostWorkerWatch) -> None:
+        watches.append(lookout)
         begin(lookout)
 
-    monkeypatch.setattr(Lookout, "begin", noted)
+    monkeypatch.setattr(LostWorkerWatch, "begin", noted)
     yield
-    for each in lookouts:
+    for each in watches:
         each.end()

@@ -30,7 +30,7 @@ options = {
     "agree": False,
     "groups": False,
     "connects_at": 1,
-    "look_s": rendezvous.LOOK_S,
+    "look_s": rendezvous.POLL_INTERVAL_S,
     "norm": False,  # of a batch, with given statistics: its buffers are exchanged all the same
     "shape": "plain",  # how it takes batches, as authors do
     "hold_in": [],  # after the first step of these epochs
@@ -164,7 +164,7 @@ def counting(graph, inputs):
 
 
 ProcessGroup.form = connect_at_last(ProcessGroup.form)
-rendezvous.LOOK_S = options["look_s"]
+rendezvous.POLL_INTERVAL_S = options["look_s"]
 own_group = OwnGroup()
 job = elastic.init(batch_size=10, seed=5)
 norm = nn.BatchNorm1d(16, momentum=0.0).eval() if options["norm"] else nn.Identity()

@@ -19,7 +19,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.report import EVERY, NoiseMeter, Reporter, WorkerChange
+from pliant.tools.run.elastic.report import NOISE_INTERVAL_STEPS, NoiseMeter, Reporter, WorkerChange
 from pliant.tools.run.elastic.state.checkpoint import Saved
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.folders import JobDir
@@ -38,7 +38,7 @@ class Training:
         self.counters = TrainingCounters()
         self.context = WorkerContext(self.dir, plan(1, [0]), 0)
         self.reporter = Reporter(self.context)
-        self.reporter.turn_to(BATCH)
+        self.reporter.begin_generation(BATCH)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -115,7 +115,7 @@ def test_checkpoints_recorded_together_cost_their_sum(training: Training) -> Non
     for _ in range(13):
         training.train(120)
         training.save(took_s=2.0)
-    training.reporter.last_words(training.counters)
+    training.reporter.report_stop(training.counters)
     training.save()
     *together, last = training.events("checkpoint")
     assert last.overhead_seconds is None, "the checkpoint before leaving is a part of the leaving"
@@ -137,7 +137,7 @@ def test_history_ends_where_training_does(training: Training, by_epoch: bool, en
 
 def test_a_change_is_recorded_with_the_speed_after_it(training: Training) -> None:
     training.train(20)
-    training.reporter.turn_to(2 * BATCH, WorkerChange(training.now_s, 0.5))
+    training.reporter.begin_generation(2 * BATCH, WorkerChange(training.now_s, 0.5))
     training.train(20, step_s=0.25)
     changed, measured = training.events("progress")[2:]
     assert (changed.detail or {})["mechanism"] == "in place"
@@ -155,7 +155,7 @@ def test_noise_is_reported_once_it_is_known(training: Training, monkeypatch: pyt
         {"step_seconds": 0.5, "noise_scale": 64.0},
     ]
     monkeypatch.setattr(NoiseMeter, "noise_scale", None)
-    training.reporter.turn_to(2 * BATCH)  # noise is of one batch
+    training.reporter.begin_generation(2 * BATCH)  # noise is of one batch
     training.train(20)
     monkeypatch.setattr(NoiseMeter, "noise_scale", 32.0)
     training.train(120)
@@ -175,7 +175,7 @@ def test_repeated_warnings_are_counted_and_seldom_recorded(training: Training) -
         training.train(12, step_s=5.0)
         training.reporter.warn(training.counters, "the disk is full")
     recorded = [event for event in training.events("progress") if "warning" in (event.detail or {})]
-    assert report.MOST_WARNINGS < len(recorded) < 25
+    assert report.MAX_WARNINGS < len(recorded) < 25
     training.train(2)
     assert training.newest.warnings == 60
 
@@ -201,7 +201,7 @@ def test_only_rank_0_writes(training: Training) -> None:
     assert training.dir.attempt(1).progress.read_bytes() == before
     training.dir.progress.unlink()
     training.context.rank = 1
-    training.reporter.turn_to(BATCH)
+    training.reporter.begin_generation(BATCH)
     training.train(100)
     assert not training.dir.progress.exists()
 
@@ -220,11 +220,11 @@ def test_the_noise_scale_is_found_whatever_the_batch(monkeypatch: pytest.MonkeyP
     """That of a large model is sampled."""
     for batch in (4, 64):
         meter = NoiseMeter()
-        steps(meter, batch, 20 * EVERY)
+        steps(meter, batch, 20 * NOISE_INTERVAL_STEPS)
         assert meter.noise_scale == pytest.approx(9.0, rel=0.05)
-    monkeypatch.setattr(report, "SAMPLED", 400)
+    monkeypatch.setattr(report, "MAX_NOISE_SAMPLES", 400)
     meter = NoiseMeter()
-    steps(meter, 4, 100 * EVERY)
+    steps(meter, 4, 100 * NOISE_INTERVAL_STEPS)
     assert meter.noise_scale == pytest.approx(9.0, rel=0.15)
     copied: list[int] = []
     monkeypatch.setattr(torch.Tensor, "clone", lambda one: copied.append(one.numel()) or one.mul(1))
@@ -245,18 +245,20 @@ def test_without_a_pair_there_is_no_noise() -> None:
     assert look(meter, model, 0, 8, 1.0) is None
     meter.forget()
     assert look(meter, model, 1, 16, 1.0) is None, "the batch has changed"
-    assert look(meter, model, EVERY, 8, 1e-250) is None
-    assert look(meter, model, EVERY + 1, 8, 1e60) is None, "it is beyond all numbers"
+    assert look(meter, model, NOISE_INTERVAL_STEPS, 8, 1e-250) is None
+    assert look(meter, model, NOISE_INTERVAL_STEPS + 1, 8, 1e60) is None, "it is beyond all numbers"
     meter = NoiseMeter()
-    assert [look(meter, model, step, 8, None) for step in range(2 * EVERY)] == [None] * 2 * EVERY, "dropped"
+    assert [look(meter, model, step, 8, None) for step in range(2 * NOISE_INTERVAL_STEPS)] == [
+        None
+    ] * 2 * NOISE_INTERVAL_STEPS, "dropped"
 
 
 @pytest.mark.parametrize("strange", [float("inf"), float("nan")])
 @pytest.mark.parametrize("at", [0, 1])
 def test_an_overflow_in_mixed_precision_costs_one_pair(strange: float, at: int) -> None:
     meter, model = NoiseMeter(), nn.Linear(2, 1)
-    for step in range(3 * EVERY):
-        look(meter, model, step, 8, strange if step == EVERY + at else 1 + step % 2)
+    for step in range(3 * NOISE_INTERVAL_STEPS):
+        look(meter, model, step, 8, strange if step == NOISE_INTERVAL_STEPS + at else 1 + step % 2)
     # of three parameters the gradients are 1 and 2
     assert meter.noise_scale == pytest.approx((8 * 3 / 2) / 6)
 
@@ -266,9 +268,9 @@ def test_gradients_that_are_sparse_are_measured_as_others() -> None:
     for sparse in (False, True):
         torch.manual_seed(0)
         model, meter = nn.Embedding(10, 3, sparse=sparse), NoiseMeter()
-        for step in (EVERY, EVERY + 1):
+        for step in (NOISE_INTERVAL_STEPS, NOISE_INTERVAL_STEPS + 1):
             model.zero_grad()
-            (model(torch.tensor([1, step % EVERY + 1])) * torch.randn(3)).sum().backward()
+            (model(torch.tensor([1, step % NOISE_INTERVAL_STEPS + 1])) * torch.randn(3)).sum().backward()
             meter.look(model, step, 4)
         assert meter.noise_scale is not None
         result.append(meter.noise_scale)
@@ -277,9 +279,9 @@ def test_gradients_that_are_sparse_are_measured_as_others() -> None:
 
 def test_a_pair_over_which_other_layers_are_trained_is_left_out() -> None:
     model, meter = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)), NoiseMeter()
-    for step in (EVERY, EVERY + 1):
+    for step in (NOISE_INTERVAL_STEPS, NOISE_INTERVAL_STEPS + 1):
         for number, layer in enumerate(model):
-            layer.requires_grad_(number == step % EVERY)
+            layer.requires_grad_(number == step % NOISE_INTERVAL_STEPS)
         model.zero_grad()
         model(torch.ones(1, 2)).sum().backward()
         meter.look(model, step, 4)

@@ -36,7 +36,7 @@ from pliant.tools.run.statedir.contract.folders import AttemptDir
 
 attempt = pathlib.Path(sys.argv[1])
 number = int(os.environ["NUMBER"])
-StackWatch(AttemptDir(attempt), number, held_s=float(os.environ["HELD_S"])).begin()
+StackWatch(AttemptDir(attempt), number, held_s=float(os.environ["HELD_UP_AFTER_S"])).begin()
 
 def here():
     (attempt / f"here-{number}").touch()
@@ -103,7 +103,7 @@ def hung(text: str, attempt: AttemptDir, number: int = 0, held_s: float = 600.0)
     """While a worker stands where the script brings it."""
     script = attempt.path / f"script-{number}.py"
     script.write_text(BEGINS + text)
-    env = {**os.environ, "NUMBER": str(number), "HELD_S": str(held_s)}
+    env = {**os.environ, "NUMBER": str(number), "HELD_UP_AFTER_S": str(held_s)}
     worker = Worker(script, str(attempt.path), env, attempt.path / f"errors-{number}")
     try:
         until((attempt.path / f"here-{number}").exists)
@@ -150,7 +150,9 @@ def test_a_worker_whose_interpreter_is_held_is_dumped(attempt: AttemptDir) -> No
 def test_processes_that_a_script_forks_end(attempt: AttemptDir) -> None:
     """An interpreter of their own: it waits for threads at its end."""
     line = [sys.executable, "-W", "ignore", "-c", BEGINS + FORKING, str(attempt.path)]
-    subprocess.run(line, env={**os.environ, "NUMBER": "0", "HELD_S": "600"}, check=True, timeout=PATIENCE_S)
+    subprocess.run(
+        line, env={**os.environ, "NUMBER": "0", "HELD_UP_AFTER_S": "600"}, check=True, timeout=PATIENCE_S
+    )
     assert (attempt.path / "here-0").exists()
 
 

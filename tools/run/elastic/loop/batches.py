@@ -37,7 +37,7 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.profile.throughput import shares
 from pliant.tools.run.elastic.state.training import (
     generator_states,
-    mapped,
+    map_leaves,
     mixed_seed,
     restore_generators,
     seed_everything,
@@ -64,7 +64,7 @@ class MicroBatch(NamedTuple):
 
     start: int
     samples: int
-    """With 0, a padding sample is trained with weight 0: every worker must take part in every step."""
+    """Own samples; with 0, a padding sample is trained with weight 0: every worker takes part in each step."""
     weight: float
     """Factor on the gradients of the micro-batch's mean loss. The mean over workers of the sums over
     micro-steps is then the mean over the global batch."""
@@ -87,15 +87,15 @@ class Rows:
 
     start: int
     count: int
-    """At least 1: a worker without samples trains one, with weight 0."""
+    """Rows, at least 1: a worker without samples trains one, with weight 0."""
     samples: int
-    """Those that are this worker's."""
+    """Rows that are this worker's."""
     batch: int
     """Rows of the whole batch, over all workers and micro-steps."""
     step: int
     epoch: int
     division: int
-    """Another one where the workers have changed."""
+    """Number of the division of the work: another one where the workers have changed."""
     last: bool
     """Whether the worker's rows are complete with these."""
     counts: bool
@@ -178,12 +178,12 @@ def _cut(samples: int, split: BatchSplit, rank: int) -> list[tuple[int, int, flo
     """
     by_rank = shares(samples, split.workers)
     micro_steps = min(split.accum, by_rank[0])
-    start, found = sum(by_rank[:rank]), []
+    start, parts = sum(by_rank[:rank]), []
     for index, size in enumerate(shares(by_rank[rank], micro_steps)):
         weight = size * split.workers / samples
-        found.append((start if size else 0, size, weight, index == micro_steps - 1))
+        parts.append((start if size else 0, size, weight, index == micro_steps - 1))
         start += size
-    return found
+    return parts
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class DataSource:
     collate_fn: Callable[[list[Any]], Any] | None = None
     sampler: Sampler[int] | None = None
     most: int | None = None
-    """Samples of an epoch, at most: the first ones of the data set, or of the sampler's order."""
+    """Most samples of an epoch: the first ones of the data set, or of the sampler's order."""
 
     @property
     def size(self) -> int:
@@ -359,18 +359,18 @@ class Carried:
         self._keep(rows)
         if self._kept is None or self._epoch != rows.epoch or self._size(self._kept) != rows.batch:
             return to_device(self._make(rows.count), training.device)
-        own = mapped(self._kept, lambda one: one.narrow(self._dim, rows.start, rows.count).clone())
+        own = map_leaves(self._kept, lambda one: one.narrow(self._dim, rows.start, rows.count).clone())
         return to_device(own, training.device)
 
     @value.setter
-    def value(self, found: Any) -> None:
+    def value(self, values: Any) -> None:
         """:raises UsageError: it has other rows than the batch, or the optimizer has stepped before."""
         training = self._training()
         rows = training.rows()
         self._keep(rows)
         if rows.after_optimizer:
             raise UsageError("job.carried: set its value before optimizer.step(), which may be tried again")
-        if (size := self._size(found)) != rows.count:
+        if (size := self._size(values)) != rows.count:
             raise UsageError(
                 f"job.carried: {size} rows along dimension {self._dim}, and this worker has {rows.count}"
             )
@@ -378,9 +378,9 @@ class Carried:
             return
         key = rows.step, rows.division
         if self._partial is None or self._partial[0] != key:
-            self._partial = key, mapped(found, lambda one: self._empty(one, rows.batch))
+            self._partial = key, map_leaves(values, lambda one: self._empty(one, rows.batch))
         whole = self._partial[1]
-        for into, one in zip(tensors_in(whole), tensors_in(found), strict=True):
+        for into, one in zip(tensors_in(whole), tensors_in(values), strict=True):
             if rows.samples:
                 into.narrow(self._dim, rows.start, rows.count).copy_(one.detach())
         if rows.last:

@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic.loop.averaging import Averaging, is_marked, mark, unmark
 from pliant.tools.run.elastic.loop.batches import MicroBatch
-from pliant.tools.run.elastic.loop.exchange import Averaging, is_marked, mark, unmark
 from pliant.tools.run.elastic.torch_internals import at_end_of_backward, writes_of
 
 _NO_EFFECT: Final = "so with micro-steps its effect would be another one"
@@ -249,7 +249,7 @@ class Gradients:
         self._deferred.clear()
         self._averaged.clear()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the gradients, unless the next step adds to them."""
         if self.outlive is False:
             for parameter in self._parameters:

@@ -2,7 +2,7 @@
 
 The script drives it from two sides: ``job.epochs`` runs :meth:`TrainingLoop.epochs`, and the loader inside
 calls the loop around each loop over batches, and :class:`~.stepper.Stepper` around each pass of its body
-(``loop/passes.py``). At boundaries the loop asks :class:`Membership`, which calls nothing back, and
+(``loop/loaders.py``). At boundaries the loop asks :class:`Membership`, which calls nothing back, and
 :class:`~.workers.WorkerGroup` follows the instruction that it returns.
 """
 

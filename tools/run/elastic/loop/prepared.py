@@ -36,7 +36,7 @@ _WRAPPERS: Final = (
     ("accelerate.", "Accelerator: job.prepare takes the place of its prepare"),
     ("deepspeed.", f"deepspeed.initialize{_WHOLE}"),
 )
-"""By module and name of a class: what to leave out."""
+"""Beginnings of the qualified names of wrappers, and what to leave out for each."""
 _OWN: Final = "the library decides it, leave it out"
 _OF_LOADERS: Final = {
     "batch_size": "give it to elastic.init, for all workers together",
@@ -69,27 +69,30 @@ class Prepared:
             if not isinstance(named[name], nn.Module | Optimizer):
                 raise UsageError(f"job.prepare takes no {name}: {_OF_LOADERS[name]}")
         order: list[tuple[str, str]] = []
-        found: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "dataset": {}}
+        by_kind: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "dataset": {}}
         seen = Counter[str]()
         for own, one in [*(("", one) for one in objects), *named.items()]:
             kind = _kind(own, one)
             seen[kind] += not own
             name = own or (kind if seen[kind] == 1 else f"{kind}-{seen[kind]}")
-            found[kind][name] = one.to(device) if kind == "model" else one
+            by_kind[kind][name] = one.to(device) if kind == "model" else one
             order.append((kind, name))
         for kind in ("model", "optimizer"):
-            if not found[kind]:
+            if not by_kind[kind]:
                 raise UsageError(f"job.prepare got no {kind}: call job.prepare(model, optimizer, dataset)")
         if any(
             isinstance(one, UninitializedParameter)
-            for model in found["model"].values()
+            for model in by_kind["model"].values()
             for one in model.parameters()
         ):
             raise UsageError("a lazy module has no shape yet: call the model once before job.prepare")
-        if len(found["dataset"]) > 1:
+        if len(by_kind["dataset"]) > 1:
             raise UsageError("job.prepare got several datasets: evaluate with a DataLoader")
         return cls(
-            tuple(order), found["model"], found["optimizer"], next(iter(found["dataset"].values()), None)
+            tuple(order),
+            by_kind["model"],
+            by_kind["optimizer"],
+            next(iter(by_kind["dataset"].values()), None),
         )
 
     @property

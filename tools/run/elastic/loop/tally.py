@@ -13,11 +13,11 @@ import torch
 from torch.optim import Optimizer
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic.loop.averaging import Averaging
 from pliant.tools.run.elastic.loop.batches import MicroBatch
-from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.loss_watch import LossWatch
-from pliant.tools.run.elastic.state.training import mapped, plain
+from pliant.tools.run.elastic.state.training import map_leaves, plain
 
 _WATCHED_STEPS: Final = 64
 """Steps whose losses are looked at."""
@@ -200,7 +200,7 @@ def numbers_in(value: Any) -> list[float]:
         else:
             numbers.append(numbers_of(one))
 
-    mapped(plain(value), leaf)
+    map_leaves(plain(value), leaf)
     return numbers
 
 
@@ -215,7 +215,7 @@ def like(value: Any, numbers: Sequence[float]) -> Any:
         number = next(rest)
         return int(number) if isinstance(one, int) and number.is_integer() else number
 
-    return mapped(plain(value), leaf)
+    return map_leaves(plain(value), leaf)
 
 
 def numbers_of(value: Any) -> Any:

@@ -9,12 +9,12 @@ from typing import Any
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.context import Context
+from pliant.tools.run.elastic.loop.averaging import Averaging
 from pliant.tools.run.elastic.loop.batches import BatchSplit
-from pliant.tools.run.elastic.loop.draws import OwnDraws
-from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.step import NOTHING_AWAITED, Step
 from pliant.tools.run.elastic.loop.step_start import StepStart
+from pliant.tools.run.elastic.loop.worker_generators import WorkerGenerators
 from pliant.tools.run.elastic.membership.instructions import Continue, Instruction, Leave, Regroup
 from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.state.replicas import ReplicaGuard
@@ -80,7 +80,7 @@ class WorkerGroup:
         self.step = Step()
         self._step_start = StepStart()
         self.guard = ReplicaGuard(training, self.warn, ends=ends_on_difference)
-        self.draws = OwnDraws(each_model(training.model), context.device)
+        self.draws = WorkerGenerators(each_model(training.model), context.device)
         # Another worker has run the script to the end of the epoch: on this one it has no effect.
         self.replays_epoch = False
         training.meets = self._compare_and_share
@@ -117,7 +117,7 @@ class WorkerGroup:
         if self.membership is not None:
             self.follow(self.membership.start(self.training))
         else:
-            self.training.turn_to(self.split.global_batch)
+            self.training.set_batch(self.split.global_batch)
             self.draws.follow(self.context.rank, self.context.world_size)
 
     def follow(self, instruction: Instruction) -> bool:
@@ -190,7 +190,7 @@ class WorkerGroup:
         self.draws.share(self.averaging.broadcast, scripts=True)
 
     def _release(self) -> None:
-        self.gradients.let_go()
+        self.gradients.release()
         self.averaging.end()
         self.gradients.bind(accumulates=False)
 
@@ -213,7 +213,7 @@ class WorkerGroup:
 
     def _divide(self) -> None:
         self.split, several = self._batching.split(self.context), self.context.world_size > 1
-        self.training.turn_to(self.split.global_batch)
+        self.training.set_batch(self.split.global_batch)
         if several and not self.averaging.begun:
             self.averaging.begin(each_model(self.training.model), self.context.device)
         self.gradients.bind(accumulates=self.accumulates)

@@ -29,28 +29,28 @@ from pliant.tools.run.statedir.contract.folders import (
 from pliant.tools.run.statedir.contract.liveness import life
 from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, Plan
 
-_POLL_S: Final = 0.01
-_LOOK_S: Final = 0.25
-"""Between two looks at whether the others have ended; each reads one file a worker."""
-_ASK_S: Final = 0.1
-"""Between two questions to the server for a newer plan."""
-_ASK_FOR_OTHERS_S: Final = 1.0
-"""Between two questions to the server for workers that a plan adds; training goes on meanwhile."""
+_POLL_INTERVAL_S: Final = 0.01
+_CHECK_INTERVAL_S: Final = 0.25
+"""Seconds between two checks whether the others have ended; each reads one file a worker."""
+_SERVER_POLL_INTERVAL_S: Final = 0.1
+"""Seconds between two requests to the file server for a newer plan."""
+_JOINER_POLL_INTERVAL_S: Final = 1.0
+"""Seconds between two requests to the file server for workers that a plan adds, while training goes on."""
 STOP: Final = 1 << 62
-"""Counts as newer than every generation: a signal asked a worker to stop."""
-UNHEARD_S: Final = 30.0
-"""A worker that got a notice, and no plan since, stops the job itself."""
-BETWEEN_VOTES_S: Final = 0.1
-"""Workers vote at every step, but not more often than this."""
-MOST_STEPS: Final = 32
-"""From one vote to the next."""
+"""Ballot of a worker that a signal asked to stop: above that of every generation."""
+NOTICE_TIMEOUT_S: Final = 30.0
+"""Seconds after a notice without a new plan, after which the worker stops the job itself."""
+VOTE_INTERVAL_S: Final = 0.1
+"""Least seconds between two votes; else workers vote at every step."""
+MAX_STEPS_BETWEEN_VOTES: Final = 32
+"""Most steps from one vote to the next."""
 _COLUMNS: Final = 5
-"""The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left. Three
-more for each worker follow: the microseconds of a step that it needs itself, and the sum and the number of
-its losses since the vote before, as the bits of floats. A change here changes
+"""Columns of a vote: the ballot, minus the steps to the next vote, the step on disk; whether a worker trains
+or has left. Three more for each worker follow: the microseconds of a step that it needs itself, and the sum
+and the number of its losses since the vote before, as the bits of floats. A change here changes
 :data:`~pliant.tools.run.statedir.contract.plan.PROTOCOL`."""
 _LEAST: Final = -(1 << 63)
-"""Below the bits of every number, for an exchange that keeps the largest."""
+"""Number below the bits of every other, for an exchange that keeps the largest."""
 _LARGEST: Final = dist.AllreduceOptions()
 _LARGEST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
 _log = logging.getLogger("pliant")
@@ -69,7 +69,7 @@ class StopSignal:
 
     Slurm and clouds send one of them before they take a machine away. A script that has a handler of its own
     for SIGUSR1 keeps it. Where the launcher reads of a SIGUSR1, it asks for less than a stop if that is
-    enough; if no new plan comes for :data:`UNHEARD_S`, the launcher is not there.
+    enough; if no new plan comes for :data:`NOTICE_TIMEOUT_S`, the launcher is not there.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class StopSignal:
     @property
     def received(self) -> bool:
         since_s = self._noticed_s
-        return self._asked or (since_s is not None and time.monotonic() - since_s >= UNHEARD_S)
+        return self._asked or (since_s is not None and time.monotonic() - since_s >= NOTICE_TIMEOUT_S)
 
     @received.setter
     def received(self, asked: bool) -> None:
@@ -121,8 +121,11 @@ class PlanWatch:
         self._context, self._stop = context, stop
         self._path = context.folder.plan
         self._plan = self._in_force = context.plan
-        self._looks, self._looks_at_ends = RateLimiter(_POLL_S), RateLimiter(_LOOK_S)
-        self._asks, self._asks_for_others = RateLimiter(_ASK_S), RateLimiter(_ASK_FOR_OTHERS_S)
+        self._looks, self._looks_at_ends = RateLimiter(_POLL_INTERVAL_S), RateLimiter(_CHECK_INTERVAL_S)
+        self._asks, self._asks_for_others = (
+            RateLimiter(_SERVER_POLL_INTERVAL_S),
+            RateLimiter(_JOINER_POLL_INTERVAL_S),
+        )
         self._mark = (0, 0, 0)
 
     @property
@@ -143,10 +146,10 @@ class PlanWatch:
 
     def newest(self) -> Plan:
         """The newest plan seen. A missing or unreadable file changes nothing."""
-        found = look_again(self._path) if self._asks.is_due() else _look(self._path)
-        if found is None:
+        status = look_again(self._path) if self._asks.is_due() else _look(self._path)
+        if status is None:
             return self._plan
-        mark = (found.st_mtime_ns, found.st_ino, found.st_size)
+        mark = (status.st_mtime_ns, status.st_ino, status.st_size)
         if mark != self._mark and self._read():
             self._mark = mark
         return self._plan
@@ -178,7 +181,7 @@ class PlanWatch:
                     f"{path} was announced by another worker but is not here after {timeout_s:g} s: "
                     "is the folder shared by all nodes?"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
         return read_plan(path)
 
     def _newest_ready(self, plan: Plan) -> Plan:
@@ -187,12 +190,12 @@ class PlanWatch:
             ask_server(attempt.path)
         for generation in range(plan.generation, self._in_force.generation, -1):
             try:
-                found = read_plan(attempt.plan(generation))
+                candidate = read_plan(attempt.plan(generation))
             except (BadInputError, UnreadableError):
                 continue
-            others = [worker for worker in found.workers if worker not in known]
-            if found.abort or all(life(attempt.presence(worker)) == "alive" for worker in others):
-                return found
+            others = [worker for worker in candidate.workers if worker not in known]
+            if candidate.abort or all(life(attempt.presence(worker)) == "alive" for worker in others):
+                return candidate
         return self._in_force
 
     def _read(self) -> bool:
@@ -337,7 +340,7 @@ class Vote:
         if self._workers == 1:
             return
         value = self._empty()
-        value[1], value[3], value[4] = -MOST_STEPS, not left, left
+        value[1], value[3], value[4] = -MAX_STEPS_BETWEEN_VOTES, not left, left
         world().allreduce([value], _LARGEST).wait()
         if value[3] and value[4]:
             raise LeftEpochError
@@ -358,7 +361,9 @@ class Vote:
 
 
 def steps_between_votes(usual_step_s: float) -> int:
-    return max(1, min(MOST_STEPS, int(BETWEEN_VOTES_S / usual_step_s))) if usual_step_s > 0 else 1
+    return (
+        max(1, min(MAX_STEPS_BETWEEN_VOTES, int(VOTE_INTERVAL_S / usual_step_s))) if usual_step_s > 0 else 1
+    )
 
 
 def world() -> dist.ProcessGroup:

@@ -31,6 +31,7 @@ from pliant.tools.run.elastic.membership.agreement import (
     Vote,
     ballot,
 )
+from pliant.tools.run.elastic.membership.deadlock import DeadlockWatch, Position
 from pliant.tools.run.elastic.membership.instructions import (
     CONTINUE,
     Continue,
@@ -42,7 +43,6 @@ from pliant.tools.run.elastic.membership.instructions import (
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, leave_at_exit, lost_peer, released
 from pliant.tools.run.elastic.membership.regrouping import Regrouping
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous, exchange_of_main_thread
-from pliant.tools.run.elastic.membership.standstill import Position, StandstillWatch
 from pliant.tools.run.elastic.membership.worker_exit import WorkerExit
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
 from pliant.tools.run.elastic.state.checkpoint import Saving
@@ -70,7 +70,7 @@ class Membership:
             Rendezvous(context, group, self._watch), self._vote, self._reporter, self._saving, self._exit
         )
         self._presence = LivenessFile(context.attempt.presence(context.worker))
-        self._standstill = StandstillWatch(
+        self._deadlock = DeadlockWatch(
             context, exchange_of_main_thread, self._position, self._exit.end_process
         )
         # The last step that ended here without a backward pass.
@@ -156,7 +156,7 @@ class Membership:
         step_s = self._reporter.usual_step_s if self._step_since_s is None else now - self._step_since_s
         self._step_since_s = now
         training, reporter = self._training, self._reporter
-        reporter.look(training.model, training.counters)
+        reporter.measure_noise(training.model, training.counters)
         if waited_s is not None:
             reporter.own_step(step_s - waited_s - self._vote.take_waited_s())
         alone = self._context.world_size == 1
@@ -170,7 +170,7 @@ class Membership:
         """The step ends, and nothing of it was trained here: all workers must have left it out."""
         self._left_out = self._training.counters.step
         if self._context.world_size > 1:
-            self._standstill.meet_without(self._left_out)
+            self._deadlock.await_skip(self._left_out)
 
     def set_aside(self, seconds: float) -> None:
         """An evaluation in the middle of a step took this long, which is not part of the time of the step."""
@@ -255,7 +255,7 @@ class Membership:
 
     def regroup(self) -> Resplit | Leave:
         """Leave the process group, meet the next generation, and get or give the state."""
-        self._standstill.trains = False
+        self._deadlock.trains = False
         return self._regrouping.regroup(self._training)
 
     def settle(self, global_batch: int) -> None:
@@ -264,7 +264,7 @@ class Membership:
         :raises RuntimeError: an error that looked like the loss of a worker is none.
         """
         if self._context.world_size > 1:
-            self._standstill.begin()
+            self._deadlock.begin()
         self._regrouping.settle(self._training, global_batch)
 
     def _switch(self, plan: Plan) -> Instruction:
@@ -338,7 +338,7 @@ class Membership:
         training = self._training
         if isinstance(answer := self.gather_loss(), Regroup):
             return answer
-        self._reporter.last_words(training.counters)
+        self._reporter.report_stop(training.counters)
         problem = self._exit.save(training, wait=True)
         try:
             self._wait_for_all()

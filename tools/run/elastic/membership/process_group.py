@@ -48,24 +48,24 @@ from pliant.tools.run.elastic.torch_internals import (
 from pliant.tools.run.statedir.contract.folders import ask_server, is_there, refuse_public
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Member, Plan
 
-COLLECTIVE: Final = timedelta(minutes=30)
-"""How long a worker waits for the others in a collective operation: rank 0 alone may validate that long. One
-that died is noticed at once, by its connection."""
-HANGS: Final = timedelta(minutes=10)
-"""How long NCCL may take before a worker counts as stuck in it."""
+COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
+"""Longest wait for the others in a collective operation: rank 0 alone may validate that long. A worker that
+died is noticed at once, by its connection."""
+NCCL_TIMEOUT: Final = timedelta(minutes=10)
+"""Longest time in NCCL before a worker counts as stuck in it."""
 STORE_BYTES: Final = 1 << 18
-"""More than the addresses of all workers take in a FileStore."""
-POLL_S: Final = 0.003
-ASK_S: Final = 0.05
-"""Between two questions to the server for a key that this host does not see."""
-SILENCE_S: Final = 9.0
-"""A host that does not answer for this long is dead, or cut off."""
+"""Room in a FileStore: more than the addresses of all workers take."""
+POLL_INTERVAL_S: Final = 0.003
+SERVER_POLL_INTERVAL_S: Final = 0.05
+"""Seconds between two requests to the file server for a key that this host does not see."""
+KEEPALIVE_TIMEOUT_S: Final = 9.0
+"""Seconds without an answer after which a host is dead, or cut off."""
 _STUCK: Final = 1
 _SETTLE_S: Final = 0.1
 _FREEING_S: Final = 5.0
 _in_use: list[tuple[dist.Store, ...]] = []
 """Stores of groups that are not freed: C++ may still call them."""
-_ANSWER: Final = timedelta(seconds=10)
+_STORE_TIMEOUT: Final = timedelta(seconds=10)
 _STORE: Final = "store"
 _PROCESS: Final = Path("/proc/self")
 _EPOLL: Final = "anon_inode:[eventpoll]"
@@ -97,20 +97,20 @@ class ProcessGroup:
         if self._backend != "gloo":
             probe_room(folder, STORE_BYTES)
 
-    def form(self, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
+    def form(self, folder: Path, is_superseded: Callable[[], bool], limit: timedelta) -> None:
         """Connect with the workers that have met in a folder.
 
-        :param called_away: breaks off the wait for the others, on CPU slots.
+        :param is_superseded: breaks off the wait for the others, on CPU slots.
         :param limit: how long connecting may take; all workers are there.
         :raises RuntimeError: a worker did not connect.
         """
         store, self._own = shared_store(folder, str(self._context.rank))
         store.set_timeout(limit)
         if self._backend == "gloo":
-            self._connect_by_files(folder, called_away, limit, store)
+            self._connect_by_files(folder, is_superseded, limit, store)
         else:
             self._connect_device(limit, store)
-        store.set_timeout(COLLECTIVE)
+        store.set_timeout(COLLECTIVE_TIMEOUT)
 
     def break_off(self) -> None:
         """Let exchanges end in an error, on CPU slots. Any thread may call it."""
@@ -126,25 +126,25 @@ class ProcessGroup:
         self._stores, self._own = (), None
 
     def _connect_by_files(
-        self, folder: Path, called_away: Callable[[], bool], limit: timedelta, store: dist.Store
+        self, folder: Path, is_superseded: Callable[[], bool], limit: timedelta, store: dist.Store
     ) -> None:
         connecting = True
-        files = FolderStore(folder, lambda: connecting and called_away())
+        files = FolderStore(folder, lambda: connecting and is_superseded())
         self._stores = (files, store)
         self._init(files, limit)
         connecting = False
         group = dist.group.WORLD
         assert group is not None  # noqa: S101 made just above
         replace_store(group, store)
-        set_group_timeout(COLLECTIVE)
+        set_group_timeout(COLLECTIVE_TIMEOUT)
 
     def _connect_device(self, limit: timedelta, store: dist.Store) -> None:
         device = self._context.device
         self._stores = (store,)
-        with _end_if_stuck(HANGS):
+        with _end_if_stuck(NCCL_TIMEOUT):
             self._init(store, limit, device if "nccl" in self._backend else None)
             # before the first operation: NCCL ends the process when one takes longer
-            set_group_timeout(COLLECTIVE)
+            set_group_timeout(COLLECTIVE_TIMEOUT)
             _exchange(device, limit)
 
     def _init(self, store: dist.Store, limit: timedelta, device: torch.device | None = None) -> None:
@@ -169,7 +169,7 @@ def default_backend(context: Context) -> str:
     return "cpu:gloo,cuda:nccl" if context.device.type == "cuda" else "gloo"
 
 
-def join_plainly(context: Context, backend: str | None) -> None:
+def join_torchrun_group(context: Context, backend: str | None) -> None:
     """Form the process group of workers that plain torchrun has started, if there are several."""
     if context.world_size > 1:
         leave_at_exit()
@@ -238,14 +238,14 @@ def _end() -> None:
 
 def lost_peer(error: BaseException) -> bool:
     """Whether an error comes from the exchange between workers: another worker's end may cause it."""
-    return isinstance(error, RuntimeError) and _tells(error, (*_CUT_OFF, *_LIBRARIES))
+    return isinstance(error, RuntimeError) and _mentions(error, (*_CUT_OFF, *_LIBRARIES))
 
 
 def cut_off(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and _tells(error, _CUT_OFF)
+    return isinstance(error, RuntimeError) and _mentions(error, _CUT_OFF)
 
 
-def _tells(error: BaseException, signs: tuple[str, ...]) -> bool:
+def _mentions(error: BaseException, signs: tuple[str, ...]) -> bool:
     text = str(error).lower()
     return any(sign in text for sign in signs)
 
@@ -267,13 +267,13 @@ class FolderStore(dist.Store):
     ``statedir/contract/__init__.py`` says what the folder must offer to workers on several hosts.
 
     :param folder: it exists, and is for this generation and this round alone.
-    :param called_away: asked while waiting; True, or an exception, breaks the wait off.
+    :param is_superseded: asked while waiting; True, or an exception, breaks the wait off.
     """
 
-    def __init__(self, folder: Path, called_away: Callable[[], bool]) -> None:
+    def __init__(self, folder: Path, is_superseded: Callable[[], bool]) -> None:
         super().__init__()
-        self._folder, self._called_away = folder, called_away
-        self._asks = RateLimiter(ASK_S)
+        self._folder, self._is_superseded = folder, is_superseded
+        self._asks = RateLimiter(SERVER_POLL_INTERVAL_S)
 
     def set(self, key: str, value: Any) -> None:
         publish_file(self._path(key), value.encode() if isinstance(value, str) else bytes(value))
@@ -284,7 +284,7 @@ class FolderStore(dist.Store):
         :raises FileNotFoundError: the folder is gone, the meeting is over.
         """
         path = self._path(key)
-        unseen = _beside(path, value.encode())
+        unseen = _draft_of(path, value.encode())
         try:
             with contextlib.suppress(FileExistsError):
                 os.link(unseen, path)
@@ -313,11 +313,11 @@ class FolderStore(dist.Store):
         ask_server(self._folder)
         return all(is_there(self._path(key)) for key in keys)
 
-    def wait(self, keys: list[str], timeout: timedelta = _ANSWER) -> None:
+    def wait(self, keys: list[str], timeout: timedelta = _STORE_TIMEOUT) -> None:
         """:raises RuntimeError: called away, or the time is over."""
         deadline = time.monotonic() + timeout.total_seconds()
         while not self.check(keys):
-            if self._called_away() or time.monotonic() > deadline:
+            if self._is_superseded() or time.monotonic() > deadline:
                 raise RuntimeError("gloo: a worker did not connect")
             pause()
 
@@ -362,14 +362,14 @@ def shared_store(folder: Path, name: str) -> tuple[dist.FileStore, Path]:
 
 def publish_file(path: Path, value: bytes) -> None:
     """Replace a file that only living processes need: nothing is forced to disk; only its owner reads it."""
-    _beside(path, value).replace(path)
+    _draft_of(path, value).replace(path)
 
 
 def pause() -> None:
-    time.sleep(POLL_S)
+    time.sleep(POLL_INTERVAL_S)
 
 
-def _beside(path: Path, value: bytes) -> Path:
+def _draft_of(path: Path, value: bytes) -> Path:
     """A file beside ``path`` with the value, under a name of its own on all hosts."""
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -394,8 +394,8 @@ class Connections:
     what an epoll instance watches, nothing is closed early.
 
     A host that loses its power or its network ends no connection. The system does, if asked to: it gives up
-    after :data:`SILENCE_S` without a sign of life. The other host's system answers by itself, so a worker
-    that computes or stands still has all the time it needs.
+    after :data:`KEEPALIVE_TIMEOUT_S` without a sign of life. The other host's system answers by itself, so a
+    worker that computes or stands still has all the time it needs.
     """
 
     def __init__(self) -> None:
@@ -415,14 +415,14 @@ class Connections:
         The descriptors remain gloo's, which frees them later. Any thread may call it.
         """
         inodes, self._inodes = self._inodes, frozenset()
-        _for_each(inodes, lambda found: found.shutdown(socket.SHUT_RDWR))
+        _for_each(inodes, lambda connection: connection.shutdown(socket.SHUT_RDWR))
 
 
 def _for_each(inodes: frozenset[int], act: Callable[[socket.socket], None]) -> None:
     for number, _ in _descriptors() if inodes else ():
-        with _borrowed(number) as found:
-            if found is not None and os.fstat(found.fileno()).st_ino in inodes:
-                act(found)
+        with _duplicated(number) as connection:
+            if connection is not None and os.fstat(connection.fileno()).st_ino in inodes:
+                act(connection)
 
 
 def _end_when_silent(connection: socket.socket) -> None:
@@ -430,13 +430,13 @@ def _end_when_silent(connection: socket.socket) -> None:
 
     Unanswered data needs a limit of its own: the system does not ask while it has data to send.
     """
-    every_s = int(SILENCE_S / 3)
+    every_s = int(KEEPALIVE_TIMEOUT_S / 3)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", every_s),
         ("TCP_KEEPINTVL", every_s),
         ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", int(1000 * SILENCE_S)),
+        ("TCP_USER_TIMEOUT", int(1000 * KEEPALIVE_TIMEOUT_S)),
     ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -451,8 +451,8 @@ def _descriptors() -> Iterator[tuple[int, str]]:
 
 def _connected() -> frozenset[int]:
     """Inodes of the connections watched by those epoll instances that also watch a listening socket."""
-    found = [_sockets(number) for number, kind in _descriptors() if kind == _EPOLL]
-    return frozenset(inode for inodes, listens in found if listens for inode in inodes)
+    watched = [_sockets(number) for number, kind in _descriptors() if kind == _EPOLL]
+    return frozenset(inode for inodes, listens in watched if listens for inode in inodes)
 
 
 def _sockets(epoll: int) -> tuple[set[int], bool]:
@@ -460,18 +460,18 @@ def _sockets(epoll: int) -> tuple[set[int], bool]:
     inodes, listens = set(), False
     with contextlib.suppress(OSError):
         for number in map(int, _WATCHED.findall((_PROCESS / "fdinfo" / str(epoll)).read_text())):
-            with _borrowed(number) as found:
-                if found is None:
+            with _duplicated(number) as connection:
+                if connection is None:
                     continue
-                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     listens = True
                 else:
-                    inodes.add(os.fstat(found.fileno()).st_ino)
+                    inodes.add(os.fstat(connection.fileno()).st_ino)
     return inodes, listens
 
 
 @contextmanager
-def _borrowed(number: int) -> Iterator[socket.socket | None]:
+def _duplicated(number: int) -> Iterator[socket.socket | None]:
     """The socket behind a descriptor, by a copy that gloo cannot close; None if it is not a socket.
 
     Other files are not duplicated: closing the copy would free the locks that this process holds on them,
@@ -482,16 +482,16 @@ def _borrowed(number: int) -> Iterator[socket.socket | None]:
     except OSError:
         copy = -1
     try:
-        found = socket.socket(fileno=copy) if copy >= 0 else None
+        connection = socket.socket(fileno=copy) if copy >= 0 else None
     except OSError:
         os.close(copy)
-        found = None
+        connection = None
     try:
         with contextlib.suppress(OSError):  # closed by the other side meanwhile
-            yield found
+            yield connection
     finally:
-        if found is not None:
-            found.close()
+        if connection is not None:
+            connection.close()
 
 
 def own_address(plan: Plan, rank: int) -> str:
@@ -549,11 +549,11 @@ def lasting_address(plan: Plan, rank: int) -> str | None:
     Returns None if it is not known, or public.
     """
     try:
-        found = os.environ.get(ENV_ADDRESS) or _looked_up(plan.members[rank])
-        refuse_public(found)
+        address = os.environ.get(ENV_ADDRESS) or _looked_up(plan.members[rank])
+        refuse_public(address)
     except UsageError:
         return None
-    return None if ipaddress.ip_address(found).is_loopback else found
+    return None if ipaddress.ip_address(address).is_loopback else address
 
 
 def use_interface(address: str, lasting: str | None = None) -> None:
@@ -572,12 +572,12 @@ def use_interface(address: str, lasting: str | None = None) -> None:
             raise UsageError(f"{address} is not an address of this machine; its workers need one to connect")
         for name in free:
             if name != _READ_ONCE:
-                found = interface
+                chosen_interface = interface
             elif name not in _chosen_here:
-                found = (lasting and interface_of(lasting)) or interface
+                chosen_interface = (lasting and interface_of(lasting)) or interface
             else:
                 continue
-            os.environ[name] = _chosen_here[name] = VARIABLES[name].format(found)
+            os.environ[name] = _chosen_here[name] = VARIABLES[name].format(chosen_interface)
 
 
 def stay_on_this_machine() -> None:

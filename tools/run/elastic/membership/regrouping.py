@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pliant.tools.run.elastic.membership.agreement import NotNeededError, StopAskedError, Vote
 from pliant.tools.run.elastic.membership.instructions import REGROUP, Leave, Regroup, Resplit
 from pliant.tools.run.elastic.membership.process_group import lost_peer, publish_file, released
-from pliant.tools.run.elastic.membership.rendezvous import CutOffError, LeftAloneError, Rendezvous
+from pliant.tools.run.elastic.membership.rendezvous import CutOffError, NoPlanError, Rendezvous
 from pliant.tools.run.elastic.membership.worker_exit import WorkerExit
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
 from pliant.tools.run.elastic.state.checkpoint import Saving
 from pliant.tools.run.elastic.state.training import Cursor, EpochPhase, Training
-from pliant.tools.run.elastic.state.transfer import pass_on
+from pliant.tools.run.elastic.state.transfer import broadcast_state
 from pliant.tools.run.statedir.contract.plan import Plan
 
 _log = logging.getLogger("pliant")
@@ -107,11 +107,11 @@ class Regrouping:
         """
         change, self._change, plan = self._change, GenerationChange(), self._context.plan
         self._exit.training = training
-        training.want_lr_scale(plan.lr_scale)
+        training.set_lr_scale(plan.lr_scale)
         # before it reports: a launcher takes a worker that reports but does not train for another kind of
         # script
         self._publish()
-        self._reporter.turn_to(global_batch, change.change)
+        self._reporter.begin_generation(global_batch, change.change)
         problems, self.notes = (*self.notes, *change.problems), ()
         for problem in problems:
             self._reporter.warn(training.counters, problem)
@@ -164,7 +164,7 @@ class Regrouping:
             return self._exit.leave()
         except StopAskedError:
             return self._exit.stop() if cursor is None else self._give_up(training, "asked to stop")
-        except LeftAloneError as error:
+        except NoPlanError as error:
             return self._give_up(training, str(error))
         except CutOffError as error:
             self._exit.end("cut_off", str(error))
@@ -186,12 +186,12 @@ class Regrouping:
         has = [one == furthest if furthest else index == 0 for index, one in enumerate(cursors)]
         if all(has):
             return Resplit()
-        own = {**training.parcel(), "saving": saving.parcel()} if has[rank] else None
-        parcel = pass_on(own, has, rank, self._context.device)
+        own = {**training.pack(), "saving": saving.pack()} if has[rank] else None
+        pack = broadcast_state(own, has, rank, self._context.device)
         if has[rank]:
             return Resplit()
-        saving.unpack(parcel["saving"])
-        return Resplit(parcel, fresh=cursors[rank] is None)
+        saving.unpack(pack["saving"])
+        return Resplit(pack, fresh=cursors[rank] is None)
 
     def _note_joiners(self, cursors: Sequence[Cursor | None]) -> None:
         furthest = max((cursor for cursor in cursors if cursor), default=None)

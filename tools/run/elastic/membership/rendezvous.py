@@ -5,9 +5,9 @@ a limit in seconds: a newer plan calls the workers away. Each :class:`Round` is 
 worker, and ends with one verdict, so either all go on together or none does. If the group then does not form,
 the first worker of the plan calls the next round.
 
-On several hosts the workers first check that they reach each other (:class:`Door`): those that are cut off
-end, and the others wait for a plan without them. Once a group has formed, the :class:`Lookout` thread breaks
-off exchanges with workers that are gone without a word.
+On several hosts the workers first check that they reach each other (:class:`ProbeListener`): those that are
+cut off end, and the others wait for a plan without them. Once a group has formed, the thread of
+:class:`LostWorkerWatch` breaks off exchanges with workers that are gone without a word.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import agreement
 from pliant.tools.run.elastic.membership.agreement import PlanWatch, RateLimiter
 from pliant.tools.run.elastic.membership.process_group import (
-    ASK_S,
-    COLLECTIVE,
+    COLLECTIVE_TIMEOUT,
+    SERVER_POLL_INTERVAL_S,
     FolderStore,
     ProcessGroup,
     lasting_address,
@@ -53,40 +53,40 @@ from pliant.tools.run.statedir.contract.folders import AttemptDir, ask_server
 from pliant.tools.run.statedir.contract.liveness import SURE_S, Heartbeats, life
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 
-CONNECT: Final = timedelta(seconds=10)
-"""How long the workers may take to connect once all have come; twice as long each further time."""
-TRIES: Final = 5
-"""How often workers that are all alive may meet without connecting."""
-SILENT_S: Final = 10.0
-"""After this long without a heartbeat a worker counts as dead, even if its file is locked."""
-REACH_S: Final = 3.0
-"""For a connection to be completed: two tries if the first packet is lost."""
-LOOK_S: Final = 5.0
-"""Between two looks for lost workers while training goes on."""
+CONNECT_TIMEOUT: Final = timedelta(seconds=10)
+"""Time to connect once all workers have come; twice as long each further time."""
+MAX_CONNECT_ATTEMPTS: Final = 5
+"""Times that workers that are all alive may meet without connecting."""
+HEARTBEAT_TIMEOUT_S: Final = 10.0
+"""Seconds without a heartbeat after which a worker counts as dead, even if its file is locked."""
+PROBE_TIMEOUT_S: Final = 3.0
+"""Seconds for a connection to be completed: two tries if the first packet is lost."""
+POLL_INTERVAL_S: Final = 5.0
+"""Seconds between two checks for lost workers while training goes on."""
 EXCHANGING_MODULES: Final = {EXCHANGING_MODULE, agreement.__file__}
 """Files of the modules in which a main thread may wait for other workers."""
-FORGOTTEN_S: Final = 30.0
-"""An exchange that goes on for this long after its connections were ended is one that gloo has forgotten."""
-_LOOK_S: Final = 0.25
-"""Between two looks at whether missing workers live."""
+HUNG_EXCHANGE_S: Final = 30.0
+"""Seconds after the end of its connections from which on an exchange counts as forgotten by gloo."""
+_CHECK_INTERVAL_S: Final = 0.25
+"""Seconds between two checks whether missing workers live."""
 _VERDICT: Final = "verdict"
 _NEWER: Final = "newer"
 _APART: Final = "apart "
 _BACKLOG: Final = 1024
-"""Connections that a door completes."""
+"""Connections that a listener completes."""
 _UNDER_WAY: Final = frozenset((errno.EINPROGRESS, errno.EWOULDBLOCK))
 _log = logging.getLogger("pliant")
 
 
-class LeftAloneError(Exception):
+class NoPlanError(Exception):
     """A worker has died, and there is no plan without it."""
 
 
-class CalledAwayError(Exception):
-    """A newer plan is in force."""
+class SupersededError(Exception):
+    """A newer plan is in force: this one will have no group."""
 
 
-class ApartError(RuntimeError):
+class UnreachableError(RuntimeError):
     """Some workers are cut off from the others and end."""
 
 
@@ -99,7 +99,7 @@ class Rendezvous:
 
     def __init__(self, context: WorkerContext, group: ProcessGroup, watch: PlanWatch) -> None:
         self.context, self.group, self.watch = context, group, watch
-        self._lookout: Lookout | None = None
+        self._lost_worker_watch: LostWorkerWatch | None = None
         # A generation, and the first of its rounds that this worker has not attended.
         self._next = (0, 0)
         self._waiting = RendezvousWait(context, watch, fresh=True)
@@ -118,7 +118,7 @@ class Rendezvous:
         :returns: how far each worker is, by rank; empty if the newer plan goes on without this worker.
         :raises ServiceMissingError: at the start of a job, if the workers did not all come in time.
         :raises OSError: likewise, if this one cannot announce itself.
-        :raises LeftAloneError: later, if a worker has died and no newer plan came.
+        :raises NoPlanError: later, if a worker has died and no newer plan came.
         :raises CutOffError: this worker does not reach the others.
         :raises NotNeededError: the others have trained to the end.
         :raises StopAskedError: this worker is asked to stop.
@@ -128,11 +128,11 @@ class Rendezvous:
         while not self.context.left:
             plan = self.context.plan
             if len(plan.members) == 1:
-                remove_earlier(self.context.attempt, (plan.generation, 0))
+                remove_earlier_rounds(self.context.attempt, (plan.generation, 0))
                 return [cursor]
             try:
                 return self._connect(cursor, waiting)
-            except CalledAwayError:
+            except SupersededError:
                 # perhaps by another worker, which sees the newer plan before this one does
                 waiting()
                 waiting.follow_newest()
@@ -146,7 +146,7 @@ class Rendezvous:
                 problem = getattr(error, "strerror", None) or str(error)
                 if is_out_of_order(error):
                     waiting.for_room(problem)
-                time.sleep(_LOOK_S)
+                time.sleep(_CHECK_INTERVAL_S)
             if problem != reported:
                 _log.warning("generation %d did not come together: %s", plan.generation, problem)
             reported = problem
@@ -171,16 +171,18 @@ class Rendezvous:
         attended = Round(context, number, waiting)
         try:
             cursors = attended.attend(cursor)
-        except ApartError:
+        except UnreachableError:
             self._next = generation, attended.number + 1
             raise
         self._next = generation, attended.number + 1
-        self.group.form(attended.folder, waiting.superseded, CONNECT * 2**waiting.failed)
-        if self._lookout is None:
-            self._lookout = Lookout(context, PlanWatch(context), self.group, LOOK_S)
-            self._lookout.begin()
+        self.group.form(attended.folder, waiting.superseded, CONNECT_TIMEOUT * 2**waiting.failed)
+        if self._lost_worker_watch is None:
+            self._lost_worker_watch = LostWorkerWatch(
+                context, PlanWatch(context), self.group, POLL_INTERVAL_S
+            )
+            self._lost_worker_watch.begin()
         if context.rank == 0:
-            remove_earlier(context.attempt, (generation, attended.number))
+            remove_earlier_rounds(context.attempt, (generation, attended.number))
         return cursors
 
 
@@ -189,7 +191,7 @@ class RendezvousWait:
 
     def __init__(self, context: WorkerContext, watch: PlanWatch, *, fresh: bool) -> None:
         self._context, self._watch, self._fresh = context, watch, fresh
-        self._since_s, self._looks = time.monotonic(), RateLimiter(_LOOK_S)
+        self._since_s, self._looks = time.monotonic(), RateLimiter(_CHECK_INTERVAL_S)
         self._beats = Heartbeats()
         # How often the workers of the plan have met without connecting.
         self.failed = 0
@@ -215,9 +217,9 @@ class RendezvousWait:
         self.failed = 0
 
     def disturbed(self, problem: str) -> None:
-        """The workers met and did not connect; after ``TRIES`` times with all workers alive, give up."""
+        """The workers met and did not connect; after several times with all workers alive, give up."""
         self.failed += 1
-        if self.failed >= TRIES and not self.missing():
+        if self.failed >= MAX_CONNECT_ATTEMPTS and not self.missing():
             self._give_up(f"the workers meet, but cannot connect: {problem}")
 
     def for_room(self, problem: str) -> None:
@@ -246,14 +248,14 @@ class RendezvousWait:
         }
 
     def _is_silent(self, path: str) -> bool:
-        return self._beats.silence_s(path, SILENT_S) >= SILENT_S
+        return self._beats.silence_s(path, HEARTBEAT_TIMEOUT_S) >= HEARTBEAT_TIMEOUT_S
 
     def _check_time(self, waited_s: float) -> None:
         plan = self._context.plan
         limit_s = plan.timeout_s if self._fresh else plan.patience_s
         if waited_s > limit_s and (missing := ", ".join(self.missing())):
             self._give_up(f"{missing} did not come within {limit_s:g} s" if self._fresh else missing)
-        if waited_s > COLLECTIVE.total_seconds():
+        if waited_s > COLLECTIVE_TIMEOUT.total_seconds():
             self._give_up("all workers live, but they do not meet")
 
     def _give_up(self, problem: str) -> None:
@@ -261,7 +263,7 @@ class RendezvousWait:
             if no_room := self._no_room():
                 self.for_room(no_room)
                 return
-            raise LeftAloneError(problem)
+            raise NoPlanError(problem)
         plan = self._context.plan
         raise ServiceMissingError(f"job {plan.job}, generation {plan.generation}: {problem}")
 
@@ -298,58 +300,58 @@ class Round:
     def attend(self, cursor: Cursor | None) -> list[Cursor | None]:
         """Wait for the verdict: how far the workers are, by rank.
 
-        :raises CalledAwayError: a newer plan is in force; this one will have no group.
-        :raises ApartError: some workers are cut off; this round will have no group.
+        :raises SupersededError: a newer plan is in force; this one will have no group.
+        :raises UnreachableError: some workers are cut off; this round will have no group.
         :raises CutOffError: the others go on without this worker.
         :raises OSError: this worker cannot announce itself.
         """
         if self._context.rank == 0:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         else:
-            self._find()
+            self._find_round()
         try:
-            with self._door() as door:
-                verdict = self._verdict(FolderStore(self.folder, self._wait), cursor, door)
+            with self._listener() as listener:
+                verdict = self._verdict(FolderStore(self.folder, self._wait), cursor, listener)
         except FileNotFoundError:
             # faster workers have gone on to another generation, and removed this folder
             verdict = _NEWER
         if verdict == _NEWER:
-            raise CalledAwayError
+            raise SupersededError
         if verdict.startswith(_APART):
             self._part([int(rank) for rank in verdict.removeprefix(_APART).split(",")])
         return [Cursor.parse(text) for text in verdict.split(",")]
 
-    def _door(self) -> AbstractContextManager[Door | None]:
-        """Where the others knock; None if all are on one host."""
+    def _listener(self) -> AbstractContextManager[ProbeListener | None]:
+        """The listener that the others probe; None if all are on one host."""
         plan, rank = self._context.plan, self._context.rank
         if len({member.node for member in plan.members}) == 1:
             return nullcontext()
-        return Door(own_address(plan, rank))
+        return ProbeListener(own_address(plan, rank))
 
-    def _verdict(self, store: FolderStore, cursor: Cursor | None, door: Door | None) -> str:
+    def _verdict(self, store: FolderStore, cursor: Cursor | None, listener: ProbeListener | None) -> str:
         rank, ranks = self._context.rank, range(self._context.world_size)
-        if door is not None:
-            store.set(f"door/{rank}", str(door.place))
+        if listener is not None:
+            store.set(f"door/{rank}", str(listener.endpoint))
         store.set(f"here/{rank}", written(cursor))
         here = [f"here/{one}" for one in ranks]
-        missed = [f"missed/{one}" for one in ranks] if door is not None else []
-        knocks = door is not None
+        missed = [f"missed/{one}" for one in ranks] if listener is not None else []
+        probes = listener is not None
         while not store.check([_VERDICT]):
-            if knocks and store.check(here):
+            if probes and store.check(here):
                 others = [one for one in ranks if one != rank]
-                found = unreached(
-                    {one: DoorAddress.parse(store.get(f"door/{one}").decode()) for one in others}
+                missed = unreachable(
+                    {one: Endpoint.parse(store.get(f"door/{one}").decode()) for one in others}
                 )
-                store.set(f"missed/{rank}", ",".join(map(str, found)))
-                knocks = False
+                store.set(f"missed/{rank}", ",".join(map(str, missed)))
+                probes = False
             elif rank == 0 and store.check([*here, *missed]):
-                store.set_once(_VERDICT, self._found(store, here, missed))
+                store.set_once(_VERDICT, self._verdict_of_all(store, here, missed))
             elif self._wait():
                 store.set_once(_VERDICT, _NEWER)
         return store.get(_VERDICT).decode()
 
-    def _found(self, store: FolderStore, here: list[str], missed: list[str]) -> str:
-        """The verdict of the first worker, once all have come and knocked."""
+    def _verdict_of_all(self, store: FolderStore, here: list[str], missed: list[str]) -> str:
+        """The verdict of the first worker, once all have come and probed the others."""
         lists = [store.get(key).decode() for key in missed]
         gone = workers_to_leave_out(
             {one: [int(rank) for rank in text.split(",") if rank] for one, text in enumerate(lists)}
@@ -362,12 +364,12 @@ class Round:
         slots = ", ".join(self._context.plan.members[rank].slot for rank in gone)
         if self._context.rank in gone:
             raise CutOffError(f"{slots}: cut off from the other workers of the job")
-        raise ApartError(f"cut off from the others: {slots}")
+        raise UnreachableError(f"cut off from the others: {slots}")
 
-    def _find(self) -> None:
+    def _find_round(self) -> None:
         """Wait for the round that the first worker calls: ``number``, or a later one."""
         generation, attempt = self._context.plan.generation, self._context.attempt
-        asks = RateLimiter(ASK_S)
+        asks = RateLimiter(SERVER_POLL_INTERVAL_S)
         while True:
             if asks.is_due():
                 ask_server(attempt.path)
@@ -377,10 +379,10 @@ class Round:
                 self.number = max(rounds)[1]
                 return
             if self._wait():
-                raise CalledAwayError
+                raise SupersededError
 
 
-def remove_earlier(attempt: AttemptDir, now: tuple[int, int]) -> None:
+def remove_earlier_rounds(attempt: AttemptDir, now: tuple[int, int]) -> None:
     """Remove the folders of earlier rounds, whose workers have all gone on.
 
     In the background, because on some file systems removing files takes longer than a round.
@@ -402,8 +404,8 @@ def _numbers(folder: Path) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorAddress:
-    """Where a door is."""
+class Endpoint:
+    """Address and port of a listener."""
 
     address: str
     port: int
@@ -417,19 +419,19 @@ class DoorAddress:
         return cls(address, int(port))
 
 
-class Door:
+class ProbeListener:
     """A listening socket at which the other workers check that they reach this one.
 
     A host may share the folder and still be cut off from the others. So before workers of several hosts form
-    a group, each opens a door and knocks at those of the others. A door accepts nothing: the system completes
-    a connection by itself, which shows that the way is free. No data is sent.
+    a group, each listens, and connects to the others. A listener accepts nothing: the system completes a
+    connection by itself, which shows that the way is free. No data is sent.
 
     :raises OSError: this machine has no such address at the moment.
     """
 
     def __init__(self, address: str) -> None:
         self._socket = socket.create_server((address, 0), family=_family(address), backlog=_BACKLOG)
-        self.place = DoorAddress(address, int(self._socket.getsockname()[1]))
+        self.endpoint = Endpoint(address, int(self._socket.getsockname()[1]))
 
     def __enter__(self) -> Self:
         return self
@@ -440,28 +442,28 @@ class Door:
         self._socket.close()
 
 
-def unreached(doors: Mapping[int, DoorAddress], limit_s: float = REACH_S) -> list[int]:
-    """The workers whose doors cannot be reached from here within the limit."""
+def unreachable(endpoints: Mapping[int, Endpoint], limit_s: float = PROBE_TIMEOUT_S) -> list[int]:
+    """The workers whose listeners cannot be reached from here within the limit."""
     missing: set[int] = set()
     deadline_s = time.monotonic() + limit_s
     with selectors.DefaultSelector() as waiting:
-        for worker, place in doors.items():
-            knock = socket.socket(_family(place.address), socket.SOCK_STREAM)
-            knock.setblocking(False)
-            code = knock.connect_ex((place.address, place.port))
+        for worker, endpoint in endpoints.items():
+            probe = socket.socket(_family(endpoint.address), socket.SOCK_STREAM)
+            probe.setblocking(False)
+            code = probe.connect_ex((endpoint.address, endpoint.port))
             if code in _UNDER_WAY:
-                waiting.register(knock, selectors.EVENT_WRITE, worker)
+                waiting.register(probe, selectors.EVENT_WRITE, worker)
                 continue
-            knock.close()
+            probe.close()
             if code:
                 missing.add(worker)
         while waiting.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
             for key, _ in waiting.select(left_s):
-                knock = _socket(key)
-                if knock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                probe = _socket(key)
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     missing.add(key.data)
-                waiting.unregister(knock)
-                knock.close()
+                waiting.unregister(probe)
+                probe.close()
         for key in list(waiting.get_map().values()):
             missing.add(key.data)
             _socket(key).close()
@@ -476,12 +478,12 @@ def workers_to_leave_out(missed: Mapping[int, Collection[int]]) -> list[int]:
     apart = {frozenset((one, other)) for one, others in missed.items() for other in others}
     gone: list[int] = []
     while apart:
-        gone.append(max(missed, key=lambda one: (_of(one, apart), one)))
+        gone.append(max(missed, key=lambda one: (_pairs_of_worker(one, apart), one)))
         apart = {pair for pair in apart if gone[-1] not in pair}
     return sorted(gone)
 
 
-def _of(one: int, pairs: Iterable[frozenset[int]]) -> int:
+def _pairs_of_worker(one: int, pairs: Iterable[frozenset[int]]) -> int:
     return sum(one in pair for pair in pairs)
 
 
@@ -490,12 +492,12 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _socket(key: selectors.SelectorKey) -> socket.socket:
-    found = key.fileobj
-    assert isinstance(found, socket.socket)  # noqa: S101 no other was registered
-    return found
+    registered = key.fileobj
+    assert isinstance(registered, socket.socket)  # noqa: S101 no other was registered
+    return registered
 
 
-class Lookout:
+class LostWorkerWatch:
     """A thread that breaks off exchanges with lost workers, and ends a worker that the others left behind.
 
     The end of a process closes its connections, and gloo notices. A machine that loses its power closes none,
@@ -509,14 +511,18 @@ class Lookout:
 
     :param watch: used by this thread alone.
     :param group: the thread ends its connections.
-    :param look_s: between two looks. A worker that leaves in good order is also gone for a moment before the
-        others complete their last exchange: it is lost if two looks in a row find it gone.
+    :param interval_s: seconds between two checks. A worker that leaves in good order is also gone for a
+        moment before the others complete their last exchange: it is lost if two checks in a row find it gone.
     """
 
     def __init__(
-        self, context: WorkerContext, watch: PlanWatch, group: ProcessGroup, look_s: float = LOOK_S
+        self,
+        context: WorkerContext,
+        watch: PlanWatch,
+        group: ProcessGroup,
+        interval_s: float = POLL_INTERVAL_S,
     ) -> None:
-        self._context, self._watch, self._group, self._look_s = context, watch, group, look_s
+        self._context, self._watch, self._group, self._look_s = context, watch, group, interval_s
         self._beats = Heartbeats()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
@@ -526,7 +532,7 @@ class Lookout:
 
     def begin(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pliant-lookout", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="pliant-lost-workers", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
@@ -555,21 +561,21 @@ class Lookout:
         before: list[str] = []
         was_overtaken = False
         while not self._over.wait(self._look_s):
-            found, overtaken = self.lost(), self._context.is_overtaken()
-            if found and found == before:
-                _log.debug("breaking off what is exchanged with %s", ", ".join(found))
+            lost, overtaken = self.lost(), self._context.is_overtaken()
+            if lost and lost == before:
+                _log.debug("breaking off what is exchanged with %s", ", ".join(lost))
                 self._group.break_off()
                 self._end_if_forgotten(time.monotonic())
             if overtaken and was_overtaken:
                 self._leave()
-            before, was_overtaken = found, overtaken
+            before, was_overtaken = lost, overtaken
 
     def _end_if_forgotten(self, now_s: float) -> None:
         """End this worker as a kill would if the exchange that was broken off does not end."""
         exchange = exchange_of_main_thread() if self._context.device.type == "cpu" else None
         if exchange != self._exchange or exchange is None:
             self._exchange, self._since_s = exchange, now_s
-        elif now_s - self._since_s >= FORGOTTEN_S:
+        elif now_s - self._since_s >= HUNG_EXCHANGE_S:
             _log.warning("an exchange with a lost worker does not end: this worker ends")
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -43,8 +43,8 @@ from pliant.tools.run.elastic.state.training import (
     Training,
     TrainingCounters,
     loaded,
-    mapped,
-    refuse_others,
+    map_leaves,
+    refuse_unsafe,
     store,
 )
 
@@ -53,7 +53,7 @@ _HEAD_FIRST: Final = "pliant.checkpoint/2"
 _KIND: Final = "pliant.checkpoint/"
 KEPT: Final = 2
 _SEAL_BYTES: Final = 1 << 12
-"""More than a seal has."""
+"""Upper bound of the size of a seal."""
 _PIECE: Final = 1 << 20
 _BEFORE_LAST: Final = 0.25
 """Share of the time between checkpoints after which one is due before the last step of an epoch."""
@@ -67,7 +67,7 @@ class Loaded:
     """The newest whole checkpoint, and what was wrong with newer ones."""
 
     state: dict[str, Any] | None
-    """None if there is no checkpoint."""
+    """State of the newest whole checkpoint; None if there is none."""
     problems: tuple[str, ...]
 
 
@@ -77,7 +77,7 @@ class Written:
 
     draft: Draft
     state: Mapping[str, Any]
-    """As it was captured; its tensors may have other values by now."""
+    """State as it was captured; its tensors may have other values by now."""
 
 
 class Checkpoints:
@@ -134,7 +134,7 @@ class Checkpoints:
         draft, path = written.draft, written.draft.target
         with draft, _failing(path):
             with draft.path.open("rb") as file:
-                refuse_others(file, written.state)
+                refuse_unsafe(file, written.state)
                 draft.write(_seal(file))
             draft.publish()
         self._damaged.discard(path)
@@ -143,9 +143,9 @@ class Checkpoints:
         return path
 
     def _remove_old(self, newest: Path) -> None:
-        found = self._newest_first()
-        kept = [one for one in found if one <= newest and one not in self._damaged][:KEPT]
-        for other in found:
+        files = self._newest_first()
+        kept = [one for one in files if one <= newest and one not in self._damaged][:KEPT]
+        for other in files:
             if other not in kept:
                 other.unlink(missing_ok=True)
 
@@ -166,9 +166,9 @@ class Checkpoints:
                 problems.append(str(error))
             _log.warning("%s; trying the one before", problems[-1])
         if problems:
-            found = "; ".join(problems)
+            faults = "; ".join(problems)
             raise BadInputError.one(
-                str(self.folder), f"no checkpoint is whole, remove them to start again: {found}"
+                str(self.folder), f"no checkpoint is whole, remove them to start again: {faults}"
             )
         return Loaded(None, ())
 
@@ -182,11 +182,11 @@ class Saved:
 
     counters: TrainingCounters
     stall_s: float
-    """How long training stood still for it."""
+    """Seconds in which training stood still for it."""
     took_s: float
-    """From its beginning until it had its name, or failed."""
+    """Seconds from its beginning until it had its name, or failed."""
     problem: str
-    """Why it failed; empty if it did not."""
+    """Reason why it failed; empty if it did not."""
 
 
 class Saving:
@@ -214,13 +214,13 @@ class Saving:
         if self._asked is not None and self._asked[0].step == step:
             (self.counters, self._at_s), self._asked = self._asked, None
 
-    def parcel(self) -> dict[str, Any]:
+    def pack(self) -> dict[str, Any]:
         """What a worker with an older state, or none, receives. An age, because clocks of hosts differ."""
         return {"counters": self.counters.as_dict(), "age_s": time.monotonic() - self._at_s}
 
-    def unpack(self, parcel: Mapping[str, Any]) -> None:
-        self.counters, self._asked = TrainingCounters.from_dict(parcel["counters"]), None
-        self._at_s = time.monotonic() - parcel["age_s"]
+    def unpack(self, pack: Mapping[str, Any]) -> None:
+        self.counters, self._asked = TrainingCounters.from_dict(pack["counters"]), None
+        self._at_s = time.monotonic() - pack["age_s"]
 
     def load(self, training: Training) -> tuple[str, ...]:
         """Go on from the newest whole checkpoint, if there is one.
@@ -253,7 +253,7 @@ class Saving:
     def begin(self, training: Training) -> None:
         """Begin a checkpoint if this is rank 0; what comes of it, :meth:`ended` says. Training goes on.
 
-        The other workers know that it is written once they :meth:`hear` of it. Ask :meth:`ended` first: two
+        The other workers know that it is written by the next vote. Ask :meth:`ended` first: two
         checkpoints are never written at once.
 
         :raises UsageError: the state cannot be saved.
@@ -406,19 +406,19 @@ def staged(state: Any) -> Any:
     copies: dict[Any, torch.Tensor] = {}
     pins = torch.cuda.is_available()
 
-    def copied(found: Any) -> Any:
-        if not isinstance(found, torch.Tensor):
-            return deepcopy(found)
-        if found.layout != torch.strided:
-            return found.detach().cpu().clone()
-        place = found.untyped_storage().data_ptr(), found.storage_offset(), found.dtype
-        key = (*place, found.shape, found.stride()) if found.numel() else id(found)
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return deepcopy(leaf)
+        if leaf.layout != torch.strided:
+            return leaf.detach().cpu().clone()
+        place = leaf.untyped_storage().data_ptr(), leaf.storage_offset(), leaf.dtype
+        key = (*place, leaf.shape, leaf.stride()) if leaf.numel() else id(leaf)
         if key not in copies:
-            room = torch.empty_like(found.detach(), device="cpu", pin_memory=pins and found.is_cuda)
-            copies[key] = room.copy_(found.detach(), non_blocking=True)
+            room = torch.empty_like(leaf.detach(), device="cpu", pin_memory=pins and leaf.is_cuda)
+            copies[key] = room.copy_(leaf.detach(), non_blocking=True)
         return copies[key]
 
-    result = mapped(state, copied)
+    result = map_leaves(state, copied)
     if pins:
         torch.cuda.current_stream().synchronize()
     return result
@@ -478,18 +478,18 @@ def _seal(file: BinaryIO) -> bytes:
 
 def _hash(file: BinaryIO, start: int, size: int) -> str:
     file.seek(start)
-    found, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
     while size > 0 and (count := file.readinto(buffer[: min(size, _PIECE)])):  # type: ignore[attr-defined]
-        found.update(buffer[:count])
+        digest.update(buffer[:count])
         size -= count
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        if (found := _opened(file)) is None:
+        if (opened := _opened(file)) is None:
             raise BadInputError.one(str(path), "the checkpoint is torn or damaged")
-        written_as, start = found
+        written_as, start = opened
         if written_as not in (FORMAT, _HEAD_FIRST):
             raise BadInputError.one(str(path), f"the checkpoint is {written_as}, expected {FORMAT}")
         file.seek(start)

@@ -19,7 +19,7 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.state.training import (
     Training,
     generator_states,
-    mapped,
+    map_leaves,
     plain,
     restore_generators,
     seed_everything,
@@ -31,13 +31,13 @@ _EVERY_STEPS: Final = 1024
 _OTHER_HARDWARE: Final = 1e-3
 """Relative difference of weights that rounding may make on devices of several kinds."""
 _WHOLE_WEIGHT: Final = 1 << 20
-"""Weights as whole numbers: that of a worker's share, if all shares are alike."""
+"""Weight of a worker's share as a whole number, if all shares are alike."""
 _SAMPLES: Final = 3
 """Samples of the dataset that are compared."""
 PAGE: Final = "docs/elastic-library.md, When workers differ"
 
 Sum = Callable[[torch.Tensor], bool]
-"""Makes the sum over the workers in place; False if a worker was lost."""
+"""Function that makes the sum over the workers in place; False if a worker was lost."""
 
 
 class ReplicaGuard:
@@ -259,7 +259,7 @@ def _comparable(state: Any) -> Any:
             return {key: _comparable(one) for key, one in value.items()}
         return value
 
-    return mapped(plain(state), leaf)
+    return map_leaves(plain(state), leaf)
 
 
 def _checksum(value: object) -> int:
@@ -293,4 +293,4 @@ def _of_samples(dataset: Any, size: int) -> tuple[int, int]:
 def _known(sample: Any) -> Any:
     """The sample with objects of other classes, which have addresses, by their class."""
     known = (int, float, str, bytes, bool, type(None), torch.Tensor, np.ndarray, np.generic)
-    return mapped(sample, lambda one: one if isinstance(one, known) else type(one).__name__)
+    return map_leaves(sample, lambda one: one if isinstance(one, known) else type(one).__name__)

@@ -1,9 +1,9 @@
 """The state of a training: all that is trained or counted, and how a checkpoint or another worker gets it.
 
 :class:`Training` holds it. :class:`TrainingCounters` say where training is, and :class:`Cursor` compares how
-far workers are. :class:`Groups` are the optimizer's parameter groups. Scripts change which parameters are
-trained and how they are grouped, so both are state: a worker that is relaunched, or joins, begins at the
-script's first line.
+far workers are. Scripts change which parameters are trained and how an optimizer groups them
+(:class:`ParameterGroups`), so both are state: a worker that is relaunched, or joins, begins at the script's
+first line.
 
 A state that is saved or passed on loads again, and loading it executes nothing. It may hold what
 ``torch.load(weights_only=True)`` takes: tensors, numbers, text, bytes, None, dictionaries (``OrderedDict``
@@ -51,11 +51,11 @@ class EpochPhase(IntEnum):
     """How far an epoch is, the same on all workers but for one operation."""
 
     PENDING = 0
-    """The workers have yet to agree to begin it."""
+    """Before its first step: the workers have yet to agree to begin it."""
     STEPS = 1
     """Between two of its steps."""
     COMPLETE = 2
-    """Its steps and the script after them are done; the loss over all workers is missing."""
+    """After its steps and the script's code after them; the loss over all workers is missing."""
 
 
 class Models(nn.ModuleDict):
@@ -84,7 +84,7 @@ class Training:
         """
         self.model = model
         self.optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
-        self._groups = {name: Groups(model, one) for name, one in self.optimizers.items()}
+        self._groups = {name: ParameterGroups(model, one) for name, one in self.optimizers.items()}
         self.helpers = helpers
         self.seed = seed
         self.counters = TrainingCounters()
@@ -106,7 +106,7 @@ class Training:
         self._lr_scale = self._wanted_scale = lr_scale
         self._is_scaled = False
         # What knows which gradients the next step adds to.
-        self.gradients: KeepsGradients | None = None
+        self.gradients: GradientKeeper | None = None
         # Called where the losses of all workers meet.
         self.meets: Callable[[], None] = lambda: None
         # The state that was taken in the middle of an epoch, until the epoch goes on.
@@ -195,7 +195,7 @@ class Training:
         """The script's code before its loop over the batches does not run again."""
         self._again = None
 
-    def parcel(self) -> dict[str, Any]:
+    def pack(self) -> dict[str, Any]:
         """What a worker with an older state, or none, receives."""
         return {
             "training": self.capture(),
@@ -205,21 +205,21 @@ class Training:
             "asking": self.asking,
         }
 
-    def unpack(self, parcel: Mapping[str, Any]) -> None:
+    def unpack(self, pack: Mapping[str, Any]) -> None:
         """Take the state of a worker that is further.
 
         :raises UsageError: this worker's model is not that of the other one.
         """
-        check_same(self.model, parcel["model"])
-        self.restore(parcel["training"])
-        self.phase, (batch, since) = EpochPhase(parcel["phase"]), parcel["batch"]
+        check_same(self.model, pack["model"])
+        self.restore(pack["training"])
+        self.phase, (batch, since) = EpochPhase(pack["phase"]), pack["batch"]
         self.batch = batch, since
 
-    def turn_to(self, global_batch: int) -> None:
+    def set_batch(self, global_batch: int) -> None:
         if self.batch[0] != global_batch:
             self.batch = global_batch, self.counters.step
 
-    def want_lr_scale(self, scale: float) -> None:
+    def set_lr_scale(self, scale: float) -> None:
         """Set the factor on the author's learning rate: it falls at once and rises step by step.
 
         Each doubling takes ``DOUBLING_STEPS`` optimizer steps: momentum does not fit a sudden rise.
@@ -296,23 +296,23 @@ def _sums(values: Sequence[float]) -> list[float]:
 def _of_rank_0(value: Any) -> Any:
     """Rank 0's value, as JSON: one all-reduce if it is short."""
     own = b"" if value is None else json.dumps(value).encode()
-    found = torch.zeros(_SHORT, dtype=torch.uint8)
+    value_bytes = torch.zeros(_SHORT, dtype=torch.uint8)
     if own:
         head = len(own).to_bytes(_LENGTH, "little") + own[: _SHORT - _LENGTH]
-        found[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    dist.all_reduce(found)
-    data = found.numpy().tobytes()
+        value_bytes[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    dist.all_reduce(value_bytes)
+    data = value_bytes.numpy().tobytes()
     length = int.from_bytes(data[:_LENGTH], "little")
     if length > _SHORT - _LENGTH:
-        found = torch.zeros(length, dtype=torch.uint8)
+        value_bytes = torch.zeros(length, dtype=torch.uint8)
         if own:
-            found[:] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        dist.all_reduce(found)
-        return json.loads(found.numpy().tobytes())
+            value_bytes[:] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        dist.all_reduce(value_bytes)
+        return json.loads(value_bytes.numpy().tobytes())
     return json.loads(data[_LENGTH : _LENGTH + length])
 
 
-class Groups:
+class ParameterGroups:
     """The parameter groups of an optimizer, by the names of their parameters in the model.
 
     Groups that the script had added are restored before it adds them again; that second call does nothing.
@@ -348,13 +348,13 @@ class Groups:
             return
         parameters = dict(self._model.named_parameters())
         for names, settings in list(zip(saved, kept, strict=True))[len(here) :]:
-            found = [parameters[name] for name in names]
+            added = [parameters[name] for name in names]
             own = {name: value for name, value in settings.items() if name not in {"params", "param_names"}}
             given = settings.get("param_names")
             self._optimizer.add_param_group(
-                {**own, "params": found if given is None else list(zip(given, found, strict=True))}
+                {**own, "params": added if given is None else list(zip(given, added, strict=True))}
             )
-            self._ahead.append(set(found))
+            self._ahead.append(set(added))
 
     def _adding(self, inner: Any) -> Any:
         @wraps(inner)
@@ -445,7 +445,7 @@ def _in_words(parameter: list[Any] | None) -> str:
     return f"{name} ({kind.removeprefix('torch.')}, {' x '.join(map(str, shape)) or 'a number'})"
 
 
-class KeepsGradients(Protocol):
+class GradientKeeper(Protocol):
     """Knows the gradients that the next step adds to."""
 
     def kept(self) -> dict[str, Tensor]: ...
@@ -471,7 +471,7 @@ class TrainingCounters:
     """Samples of the epoch's order that are trained, from its start."""
     step: int = 0
     samples_done: int = 0
-    """Over all epochs."""
+    """Samples that are trained, over all epochs."""
 
     def advance(self, samples: int) -> None:
         self.epoch_samples += samples
@@ -494,8 +494,8 @@ class TrainingCounters:
         }
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, int]) -> Self:
-        return cls(found["epoch"], found["cursor"], found["step"], found["samples_done"])
+    def from_dict(cls, saved: Mapping[str, int]) -> Self:
+        return cls(saved["epoch"], saved["cursor"], saved["step"], saved["samples_done"])
 
 
 @dataclass(slots=True)
@@ -504,7 +504,7 @@ class Mean:
 
     total: float | torch.Tensor = 0.0
     samples: float = 0
-    """Or what else the values are means of."""
+    """Number of samples, or of what else the values are means of."""
 
     def add(self, value: float | torch.Tensor, samples: float) -> None:
         """Count a value for a number of samples. A tensor stays on its device: nothing waits for a GPU."""
@@ -557,19 +557,19 @@ def written(cursor: Cursor | None) -> str:
 
 def plain(state: Any) -> Any:
     """The state with NumPy's numbers as Python's; they come from arguments of schedulers, for example."""
-    return mapped(state, lambda found: found.item() if isinstance(found, np.generic) else found)
+    return map_leaves(state, lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf)
 
 
-def mapped(state: Any, leaf: Callable[[Any], Any]) -> Any:
+def map_leaves(state: Any, leaf: Callable[[Any], Any]) -> Any:
     """A copy with ``leaf`` applied to whatever lies in its plain dictionaries, lists and tuples."""
     kind = type(state)
     if kind in MAPPINGS:
-        made = kind((name, mapped(value, leaf)) for name, value in state.items())
+        made = kind((name, map_leaves(value, leaf)) for name, value in state.items())
         if kind is OrderedDict:
             made.__dict__.update(state.__dict__)  # modules keep the versions of their states there
         return made
     if kind in SEQUENCES:
-        return kind(mapped(value, leaf) for value in state)
+        return kind(map_leaves(value, leaf) for value in state)
     return leaf(state)
 
 
@@ -628,7 +628,7 @@ def check_storable(name: str, state: Any) -> None:
     :raises UsageError: it holds objects of other classes, or cannot be pickled.
     """
     stand_in = torch.empty(0)
-    hollow = mapped(plain(state), lambda found: stand_in if isinstance(found, torch.Tensor) else found)
+    hollow = map_leaves(plain(state), lambda leaf: stand_in if isinstance(leaf, torch.Tensor) else leaf)
     stored(hollow, name)
 
 
@@ -640,7 +640,7 @@ def stored(state: Any, name: str = "the job") -> bytes:
     """
     buffer = io.BytesIO()
     store(state, buffer, name)
-    refuse_others(buffer, state, name)
+    refuse_unsafe(buffer, state, name)
     return buffer.getvalue()
 
 
@@ -655,14 +655,14 @@ def store(state: Any, file: Any, name: str = "the job") -> None:
         raise UsageError(f"the state of {name} cannot be saved: {_first_line(error)}") from error
 
 
-def refuse_others(file: BinaryIO, state: Any, name: str = "the job") -> None:
+def refuse_unsafe(file: BinaryIO, state: Any, name: str = "the job") -> None:
     """Check that a state that was written will load again.
 
     :param state: what was written; it is asked where the trouble lies.
     :raises UsageError: it will not.
     """
     file.seek(0)
-    if others := _others(file):
+    if others := _unsafe_classes(file):
         raise UsageError(
             f"the state of {name} holds {others}{_place(state)}: keep it to tensors and plain values, "
             "or allow these by torch.serialization.add_safe_globals"
@@ -679,7 +679,7 @@ def loaded(file: BinaryIO, source: str) -> dict[str, Any]:
     state: dict[str, Any] = {}
     try:
         start = file.tell()
-        if not (others := _others(file)):
+        if not (others := _unsafe_classes(file)):
             file.seek(start)
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a file may hold anything
@@ -692,16 +692,16 @@ def loaded(file: BinaryIO, source: str) -> dict[str, Any]:
     return state
 
 
-def _others(file: BinaryIO) -> str:
+def _unsafe_classes(file: BinaryIO) -> str:
     return ", ".join(sorted(get_unsafe_globals_in_checkpoint(file)))
 
 
 def _place(state: Any) -> str:
     """Where the first of these is in a state."""
     keys: list[str] = []
-    rest = mapped(state, lambda found: None if isinstance(found, torch.Tensor) else found)
-    while found := [(key, child) for key, child in _children(rest) if _holds_others(child)]:
-        key, rest = found[0]
+    rest = map_leaves(state, lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf)
+    while children := [(key, child) for key, child in _children(rest) if _holds_unsafe(child)]:
+        key, rest = children[0]
         keys.append(str(key))
     return f" at {'.'.join(keys)}" if keys else ""
 
@@ -712,11 +712,11 @@ def _children(state: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(state) if type(state) in SEQUENCES else ()
 
 
-def _holds_others(state: Any) -> bool:
+def _holds_unsafe(state: Any) -> bool:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)
-    return bool(_others(buffer))
+    return bool(_unsafe_classes(buffer))
 
 
 def _first_line(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """The copy of the state that joining workers get.
 
-:func:`pass_on` gives the state of the furthest workers to those that have none or an older one, over the
-group's own connections, which are not authenticated. An outline comes first, stored and loaded by the same
-rule as checkpoints. Its tensors are on the meta device: they have a shape and no values. The values follow in
+:func:`broadcast_state` gives the state of the furthest workers to those that have none or an older one, over
+the group's own connections, which are not authenticated. An outline comes first, stored and loaded by the
+rule of checkpoints. Its tensors are on the meta device: they have a shape and no values. The values follow in
 buckets, small tensors together and large ones in slices, and no more of them than were announced.
 
 Between CPUs, workers that have the state pass it on in pairs, so n workers have it after log2(n) rounds.
@@ -22,21 +22,21 @@ import torch
 import torch.distributed as dist
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.elastic.state.training import loaded, mapped, stored
+from pliant.tools.run.elastic.state.training import loaded, map_leaves, stored
 
 CHUNK_BYTES: Final = 1 << 20
-"""Tensors smaller than this travel together, up to as much."""
+"""Size in bytes below which tensors travel together, up to as much."""
 SLICE_BYTES: Final = 1 << 25
-"""Larger tensors travel in slices of this size."""
+"""Size in bytes of the slices of larger tensors."""
 CPU: Final = torch.device("cpu")
 _LIFTED: Final = (torch.Tensor, torch.nn.Parameter)
 _Exchange = Callable[[torch.Tensor], object]
-"""Sends a tensor, or fills it with what the giver sends."""
+"""Function that sends a tensor, or fills it with what the giver sends."""
 _Part = tuple[int, int, int]
-"""Of which tensor, from which byte, to which."""
+"""Part of a tensor: its number, its first byte, and the byte after its last."""
 
 
-def pass_on(state: Any, has: Sequence[bool], rank: int, device: torch.device = CPU) -> Any:
+def broadcast_state(state: Any, has: Sequence[bool], rank: int, device: torch.device = CPU) -> Any:
     """The state, on every rank of the group; all ranks call this together.
 
     :param state: the state, if ``has[rank]``.
@@ -65,7 +65,7 @@ def _in_pairs(state: Any, has: Sequence[bool], rank: int, device: torch.device) 
 
 
 def broadcast(state: Any, has: Sequence[bool], rank: int, device: torch.device) -> Any:
-    """As :func:`pass_on`, from the first worker that has the state to all others at once."""
+    """As :func:`broadcast_state`, from the first worker that has the state to all others at once."""
     if all(has):
         return state
     giver = has.index(True)
@@ -73,20 +73,20 @@ def broadcast(state: Any, has: Sequence[bool], rank: int, device: torch.device) 
     if rank == giver:
         _give(state, exchange, device)
         return state
-    found = _take(giver, exchange, device, keep=not has[rank])
-    return state if has[rank] else found
+    received = _take(giver, exchange, device, keep=not has[rank])
+    return state if has[rank] else received
 
 
 def _give(state: Any, send: _Exchange, device: torch.device) -> None:
     tensors: list[torch.Tensor] = []
-    body = stored(mapped(state, lambda found: _lift(found, tensors)))
+    body = stored(map_leaves(state, lambda leaf: _lift(leaf, tensors)))
     send(torch.tensor([len(body), _total_bytes(tensors)], device=device))
     send(torch.frombuffer(bytearray(body), dtype=torch.uint8).to(device))
     if tensors:
         send(torch.tensor([one.device.type == device.type for one in tensors], device=device))
     for parts in _buckets([_size(one) for one in tensors]):
-        found = [_bytes(tensors[number])[start:end].to(device) for number, start, end in parts]
-        send(torch.cat(found) if len(found) > 1 else found[0])
+        pieces = [_bytes(tensors[number])[start:end].to(device) for number, start, end in parts]
+        send(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
 
 
 def _take(giver: int, receive: _Exchange, device: torch.device, *, keep: bool = True) -> Any:
@@ -99,7 +99,7 @@ def _take(giver: int, receive: _Exchange, device: torch.device, *, keep: bool = 
     receive(body)
     outline = loaded(io.BytesIO(body.cpu().numpy().tobytes()), source)
     announced: list[torch.Tensor] = []
-    mapped(outline, lambda one: announced.append(one) if _is_announced(one) else None)
+    map_leaves(outline, lambda one: announced.append(one) if _is_announced(one) else None)
     if _total_bytes(announced) != int(sizes[1]):
         raise BadInputError.one(source, "its tensors are not of the size that was announced")
     on_device = torch.zeros(len(announced), dtype=torch.bool, device=device)
@@ -113,7 +113,7 @@ def _take(giver: int, receive: _Exchange, device: torch.device, *, keep: bool = 
     for parts in _buckets([_size(one) for one in announced]):
         _fill(rooms, parts, receive, device)
     filled = iter(rooms)
-    return mapped(outline, lambda one: next(filled) if _is_announced(one) else one) if keep else None
+    return map_leaves(outline, lambda one: next(filled) if _is_announced(one) else one) if keep else None
 
 
 def _fill(
@@ -127,8 +127,8 @@ def _fill(
     sizes = [end - start for _, start, end in parts]
     together = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     receive(together)
-    for (number, start, end), found in zip(parts if rooms else (), together.split(sizes), strict=bool(rooms)):
-        _bytes(rooms[number])[start:end].copy_(found)
+    for (number, start, end), piece in zip(parts if rooms else (), together.split(sizes), strict=bool(rooms)):
+        _bytes(rooms[number])[start:end].copy_(piece)
 
 
 def _check_fits(sizes: Sequence[int], source: str, device: torch.device) -> None:
@@ -141,18 +141,18 @@ def _check_fits(sizes: Sequence[int], source: str, device: torch.device) -> None
         raise BadInputError.one(source, f"{announced} bytes are announced, and this machine has {there}")
 
 
-def _lift(found: Any, tensors: list[torch.Tensor]) -> Any:
+def _lift(leaf: Any, tensors: list[torch.Tensor]) -> Any:
     """What stands for a plain tensor in the outline; anything else stays as it is."""
-    if type(found) not in _LIFTED or found.layout != torch.strided or found.is_quantized:
-        return found
-    if found.is_meta:
+    if type(leaf) not in _LIFTED or leaf.layout != torch.strided or leaf.is_quantized:
+        return leaf
+    if leaf.is_meta:
         raise UsageError("the state of the job holds a tensor on the meta device, which has no values")
-    tensors.append(found.detach().resolve_conj().resolve_neg().contiguous())
-    return torch.empty(found.shape, dtype=found.dtype, device="meta")
+    tensors.append(leaf.detach().resolve_conj().resolve_neg().contiguous())
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
 
 
-def _is_announced(found: Any) -> bool:
-    return isinstance(found, torch.Tensor) and found.is_meta
+def _is_announced(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_meta
 
 
 def _size(tensor: torch.Tensor) -> int:

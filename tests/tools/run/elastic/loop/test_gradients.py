@@ -124,7 +124,7 @@ def test_gradients_that_outlive_a_step_are_noticed_and_kept(zeroes: bool) -> Non
         mean_loss(net, micro.loaded).backward()
     assert held.outlive is not zeroes
     kept = {name: one.clone() for name, one in held.kept().items()}
-    held.let_go()
+    held.release()
     assert bool(gradients(net)) is not zeroes
     net.zero_grad()
     held.restore(kept)
@@ -283,19 +283,19 @@ def test_the_learning_rate_scale_multiplies_any_scheduler(kind: str) -> None:
 def test_the_learning_rate_scale_rises_slowly_and_falls_at_once() -> None:
     first, second = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 4.0))
     second.training.restore(first.training.capture())
-    second.training.want_lr_scale(4.0)
+    second.training.set_lr_scale(4.0)
     rates = second.rates(DOUBLING_STEPS + 3)
     assert rates[0] == pytest.approx(0.2, rel=1e-3), "what a step before the restore had"
     assert rates[DOUBLING_STEPS:] == pytest.approx([0.4] * 3, rel=1e-3)
     assert all(0.999 <= after / before < 1.08 for before, after in pairwise(rates))
-    second.training.want_lr_scale(1.0)
+    second.training.set_lr_scale(1.0)
     assert second.rates(1) == pytest.approx([0.1], rel=1e-3)
     assert second.optimizer.param_groups[0]["lr"] == 0.1, "the author's own, between two steps"
     # a worker that joins takes over the scale of those that train, which never followed the plan it began by
     trains, joins = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 1.0))
     joins.training.restore(trains.training.shared())
     for worker in (trains, joins):
-        worker.training.want_lr_scale(2.0)
+        worker.training.set_lr_scale(2.0)
     assert trains.rates(1) == joins.rates(1) == pytest.approx([0.2], rel=1e-3)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import agreement
-from pliant.tools.run.elastic.membership.agreement import BETWEEN_VOTES_S, PlanWatch, StopSignal, Vote
+from pliant.tools.run.elastic.membership.agreement import VOTE_INTERVAL_S, PlanWatch, StopSignal, Vote
 from pliant.tools.run.elastic.membership.process_group import released
 from pliant.tools.run.elastic.membership.regrouping import Recurrence
 from pliant.tools.run.elastic.membership.worker_exit import described
@@ -92,7 +92,13 @@ def test_a_waiting_worker_looks_for_the_end_seldom(
 
 @pytest.mark.parametrize(
     ("step_s", "steps"),
-    [(0.0, 1), (10.0, 1), (BETWEEN_VOTES_S, 1), (BETWEEN_VOTES_S / 4, 4), (1e-6, agreement.MOST_STEPS)],
+    [
+        (0.0, 1),
+        (10.0, 1),
+        (VOTE_INTERVAL_S, 1),
+        (VOTE_INTERVAL_S / 4, 4),
+        (1e-6, agreement.MAX_STEPS_BETWEEN_VOTES),
+    ],
 )
 def test_short_steps_leave_out_votes(step_s: float, steps: int) -> None:
     assert agreement.steps_between_votes(step_s) == steps
@@ -129,11 +135,11 @@ def test_workers_vote_as_often_as_the_slower_one_would() -> None:
         vote.cast(number, 1e-6)
         assert vote.result() == number
     assert vote.result() == 0
-    both, quick = Pair(), BETWEEN_VOTES_S / 8
-    got = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
+    both, quick = Pair(), VOTE_INTERVAL_S / 8
+    got = [both.step(quick, VOTE_INTERVAL_S / 3) for _ in range(7)]
     assert got == [8, None, None, 8, None, None, 8]
-    assert both.step(quick, BETWEEN_VOTES_S / 3, forced=True) == 8, "out of turn"
-    assert [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(3)] == [None, None, 8]
+    assert both.step(quick, VOTE_INTERVAL_S / 3, forced=True) == 8, "out of turn"
+    assert [both.step(quick, VOTE_INTERVAL_S / 3) for _ in range(3)] == [None, None, 8]
     assert both.step(1e-6, 1e-6) is None
     for vote in both.votes:
         vote.drop()
@@ -216,7 +222,7 @@ def test_a_notice_waits_for_the_launcher_s_answer(clock: Clock, monkeypatch: pyt
     monkeypatch.setenv(ENV_NOTICES, "1")
     stop = StopSignal()
     signal.raise_signal(signal.SIGUSR1)
-    clock.now_s += agreement.UNHEARD_S - 1.0
+    clock.now_s += agreement.NOTICE_TIMEOUT_S - 1.0
     assert not stop.received
     clock.now_s += 2.0
     assert stop.received, "the launcher is not there"

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.torchrun import start
 from pliant.tools.run.elastic.context import Context, WorkerContext
-from pliant.tools.run.elastic.loop.exchange import TolerantGroup
+from pliant.tools.run.elastic.loop.averaging import TolerantGroup
 from pliant.tools.run.elastic.membership import process_group, rendezvous
 from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
 from pliant.tools.run.elastic.membership.process_group import (
@@ -40,7 +40,7 @@ from pliant.tools.run.elastic.membership.process_group import (
     stay_on_this_machine,
     use_interface,
 )
-from pliant.tools.run.elastic.membership.rendezvous import Lookout
+from pliant.tools.run.elastic.membership.rendezvous import LostWorkerWatch
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.liveness import LivenessFile, life
@@ -97,10 +97,10 @@ def test_the_first_to_decide_wins_and_counting_loses_nothing(tmp_path: Path) -> 
 
 
 def test_waiting_ends_with_the_key_a_newer_plan_or_the_time(tmp_path: Path) -> None:
-    called_away = CalledAway()
+    is_superseded = CalledAway()
     with pytest.raises(RuntimeError, match="did not connect"):
-        FolderStore(tmp_path, called_away).get("missing")
-    assert called_away.asked == 4
+        FolderStore(tmp_path, is_superseded).get("missing")
+    assert is_superseded.asked == 4
     with pytest.raises(RuntimeError, match="did not connect"):
         FolderStore(tmp_path, never).wait(["missing"], timedelta(0))
     with ThreadPoolExecutor(1) as pool:
@@ -191,9 +191,12 @@ def test_only_what_was_opened_while_the_group_formed_is_ended(device: Callable[[
     later = device()
     assert formed.own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     asks = [formed.own.getsockopt(socket.IPPROTO_TCP, option) for option in ASKING]
-    assert asks[0] + asks[1] * asks[2] == process_group.SILENCE_S, "gloo itself would wait for half an hour"
+    assert asks[0] + asks[1] * asks[2] == process_group.KEEPALIVE_TIMEOUT_S, (
+        "gloo itself would wait for half an hour"
+    )
     assert (
-        formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * process_group.SILENCE_S
+        formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        == 1000 * process_group.KEEPALIVE_TIMEOUT_S
     )
     assert formed.listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
     connections.close()
@@ -284,11 +287,11 @@ def test_a_group_works_locally_and_misses_a_worker_at_once(tmp_path: Path, monke
 
 def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
     """Who counts the group that failed looks for the others under another number next time."""
-    called_away = CalledAway()
+    is_superseded = CalledAway()
     group = ProcessGroup(cpu(0, 2), None)
     with pytest.raises(RuntimeError, match="did not connect"):
-        group.form(tmp_path, called_away, LIMIT)
-    assert called_away.asked == 4
+        group.form(tmp_path, is_superseded, LIMIT)
+    assert is_superseded.asked == 4
     group.leave()
     (tmp_path / "next").mkdir()
     again = ProcessGroup(cpu(0, 1), None)
@@ -298,7 +301,7 @@ def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
     assert dist.group.WORLD is not None
     assert dist.group.WORLD.group_name == "0"
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    assert backend.options._timeout == process_group.COLLECTIVE, (
+    assert backend.options._timeout == process_group.COLLECTIVE_TIMEOUT, (
         "a validation on rank 0 may last longer than the meeting"
     )
     again.leave()
@@ -333,8 +336,8 @@ def test_on_gpus_the_communicator_is_made_and_used_at_once(tmp_path: Path, monke
     store = how.pop("store")
     assert type(store) is dist.FileStore
     assert how == {"rank": 1, "world_size": 2, "timeout": LIMIT, "device_id": device}
-    assert after == [("timeout", process_group.COLLECTIVE), ("exchange", (device, LIMIT))]
-    assert store.timeout == process_group.COLLECTIVE  # type: ignore[attr-defined]
+    assert after == [("timeout", process_group.COLLECTIVE_TIMEOUT), ("exchange", (device, LIMIT))]
+    assert store.timeout == process_group.COLLECTIVE_TIMEOUT  # type: ignore[attr-defined]
     store.set("a", "b")
     assert store.get("a") == b"b"
     group.leave()
@@ -344,7 +347,7 @@ def hangs(folder: str) -> None:
     """A worker whose library does not come back from making a communicator."""
     patch = pytest.MonkeyPatch()
     Recorded(patch)
-    patch.setattr(process_group, "HANGS", timedelta(milliseconds=100))
+    patch.setattr(process_group, "NCCL_TIMEOUT", timedelta(milliseconds=100))
     patch.setattr(process_group, "_exchange", lambda *_: signal.pause())
     ProcessGroup(Context(0, 2, torch.device("cuda", 0)), None).form(Path(folder), never, LIMIT)
 
@@ -379,9 +382,9 @@ def site(folder: Path) -> JobDir:
     return job
 
 
-def looking(job: JobDir, worker: int = 0, group: ProcessGroup | None = None, **more: Any) -> Lookout:
+def looking(job: JobDir, worker: int = 0, group: ProcessGroup | None = None, **more: Any) -> LostWorkerWatch:
     context = WorkerContext(job, plan(1), worker)
-    return Lookout(context, PlanWatch(context), group or ProcessGroup(context, None), **more)
+    return LostWorkerWatch(context, PlanWatch(context), group or ProcessGroup(context, None), **more)
 
 
 def test_a_missing_worker_that_no_plan_has_is_lost(tmp_path: Path) -> None:
@@ -429,15 +432,15 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A worker that leaves in good order may be gone before the others have read its last words."""
     looks = iter([["n0/1"], [], ["n0/1"], ["n0/2"], ["n0/1"], [], []])
     broken_off: list[None] = []
-    watching = looking(site(tmp_path), look_s=0.001)
+    watching = looking(site(tmp_path), interval_s=0.001)
 
-    def look(self: Lookout) -> list[str]:
+    def look(self: LostWorkerWatch) -> list[str]:
         result = next(looks, None)
         if result is None:
             watching.end()
         return result or []
 
-    monkeypatch.setattr(Lookout, "lost", look)
+    monkeypatch.setattr(LostWorkerWatch, "lost", look)
     monkeypatch.setattr(ProcessGroup, "break_off", lambda self: broken_off.append(None))
     watching.begin()
     assert watching._thread is not None
@@ -448,10 +451,10 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def never_ends(folder: Path, waits: Callable[[Path], object]) -> None:
     """Worker 1 is lost; what worker 0 waits for was forgotten, so to break it off changes nothing."""
     sys.stderr = (folder / "errors").open("w", buffering=1)
-    rendezvous.FORGOTTEN_S = 0.1  # type: ignore[misc]
+    rendezvous.HUNG_EXCHANGE_S = 0.1  # type: ignore[misc]
     ProcessGroup.break_off = lambda self: None  # type: ignore[method-assign]
     job = JobDir(folder)
-    watching = looking(job, look_s=0.01)
+    watching = looking(job, interval_s=0.01)
     write_plan(job, plan(2, (0,)))
     watching.begin()
     time.sleep(1.0)  # no exchange: a step that takes long is none of its business

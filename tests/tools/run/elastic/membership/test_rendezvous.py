@@ -24,13 +24,13 @@ from pliant.tools.run.elastic.membership import agreement, process_group, rendez
 from pliant.tools.run.elastic.membership.agreement import PlanWatch, StopAskedError
 from pliant.tools.run.elastic.membership.process_group import FolderStore, ProcessGroup, pause
 from pliant.tools.run.elastic.membership.rendezvous import (
-    TRIES,
-    Door,
-    DoorAddress,
+    MAX_CONNECT_ATTEMPTS,
+    Endpoint,
+    ProbeListener,
     Rendezvous,
     RendezvousWait,
     Round,
-    unreached,
+    unreachable,
 )
 from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir, ask_server
@@ -99,14 +99,17 @@ def test_a_failed_round_is_followed_by_a_longer_one(job: Path, monkeypatch: Patc
     connect_by(monkeypatch, connect)
     both = [pool.submit(meet, job, rank, (None, HERE)[rank]) for rank in range(2)]
     assert [one.result(60) for one in both] == [[None, HERE]] * 2
-    assert sorted(tried) == [("1.0", rendezvous.CONNECT)] * 2 + [("1.1", 2 * rendezvous.CONNECT)] * 2
+    assert (
+        sorted(tried)
+        == [("1.0", rendezvous.CONNECT_TIMEOUT)] * 2 + [("1.1", 2 * rendezvous.CONNECT_TIMEOUT)] * 2
+    )
 
 
 def test_a_worker_called_away_again_and_again_can_be_stopped(job: Path, monkeypatch: Patch) -> None:
     def away(self: Round, cursor: Cursor | None) -> Attended:
         attended.append(None)
         assert len(attended) < 100, "it goes to the round again and again"
-        raise rendezvous.CalledAwayError
+        raise rendezvous.SupersededError
 
     def stop(self: PlanWatch, *, fresh: bool) -> None:
         if len(attended) == 3:
@@ -157,7 +160,7 @@ def test_trained_workers_wait_for_room(
     monkeypatch.setattr(Round, "attend", attend_with_room)
     connect_by(monkeypatch, lambda name, limit: None)
     both = [pool.submit(meet, job, rank, HERE) for rank in range(2)]
-    until(lambda: disk.refused > 4 * TRIES or any(one.done() for one in both))
+    until(lambda: disk.refused > 4 * MAX_CONNECT_ATTEMPTS or any(one.done() for one in both))
     disk.full = False
     assert [one.result(60) for one in both] == [[HERE] * 2] * 2
     warnings = [record.message for record in caplog.records if "No space left" in record.message]
@@ -192,9 +195,9 @@ def test_workers_that_never_connect_end(job: Path, monkeypatch: Patch, pool: Poo
     fresh, trained = pool.submit(meet, job, 0, None), pool.submit(meet, job, 1, HERE)
     with pytest.raises(ServiceMissingError, match=r"generation 1: .* cannot connect: no route"):
         fresh.result(60)
-    with pytest.raises(rendezvous.LeftAloneError, match="cannot connect: no route to host"):
+    with pytest.raises(rendezvous.NoPlanError, match="cannot connect: no route to host"):
         trained.result(60)
-    assert len(tried) == 2 * TRIES
+    assert len(tried) == 2 * MAX_CONNECT_ATTEMPTS
 
 
 def test_a_locked_but_silent_worker_is_missing(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -228,7 +231,7 @@ def waiting() -> bool:
     return False
 
 
-def called_away() -> bool:
+def is_superseded() -> bool:
     pause()
     return True
 
@@ -259,12 +262,12 @@ def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: Pool, verdict
     first = pool.submit(attend, tmp_path, 0, HERE)
     FolderStore(place(tmp_path), waiting).set_once("verdict", verdict)
     if verdict == "newer":
-        with pytest.raises(rendezvous.CalledAwayError):
+        with pytest.raises(rendezvous.SupersededError):
             first.result(60)
-        with pytest.raises(rendezvous.CalledAwayError):
-            attend(tmp_path / "other", 1, HERE, called_away)
+        with pytest.raises(rendezvous.SupersededError):
+            attend(tmp_path / "other", 1, HERE, is_superseded)
     else:
-        assert attend(tmp_path, 1, None, called_away) == first.result(60) == [HERE, None]
+        assert attend(tmp_path, 1, None, is_superseded) == first.result(60) == [HERE, None]
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -289,7 +292,7 @@ def test_a_removed_round_calls_a_late_worker_away(tmp_path: Path, pool: Pool) ->
     late = pool.submit(attend, tmp_path, 0, HERE, until_it_is_gone)
     shutil.rmtree(place(tmp_path))
     gone = True
-    with pytest.raises(rendezvous.CalledAwayError):
+    with pytest.raises(rendezvous.SupersededError):
         late.result(60)
 
 
@@ -298,7 +301,7 @@ def test_folders_of_earlier_rounds_are_removed(tmp_path: Path) -> None:
     for name in ("2.0", "3.0", "3.1", "12.0"):
         (attempt.meetings / name).mkdir(parents=True)
         (attempt.meetings / name / "store").touch()
-    rendezvous.remove_earlier(attempt, (3, 1))
+    rendezvous.remove_earlier_rounds(attempt, (3, 1))
     until(lambda: sorted(path.name for path in attempt.meetings.iterdir()) == ["12.0", "3.1"])
 
 
@@ -307,13 +310,13 @@ def attend_on_three_hosts(
 ) -> list[BaseException | Attended]:
     """How a round ends for three workers on as many hosts; ``missed``: whom each does not reach."""
 
-    def knock(doors: dict[int, DoorAddress]) -> list[int]:
-        assert unreached(doors) == [], "every door is open while others may knock"
-        (own,) = {0, 1, 2} - doors.keys()
+    def probe(endpoints: dict[int, Endpoint]) -> list[int]:
+        assert unreachable(endpoints) == [], "each listens while others may connect"
+        (own,) = {0, 1, 2} - endpoints.keys()
         return missed.get(own, [])
 
     patch.setattr(rendezvous, "own_address", lambda _, rank: LOCALHOST)
-    patch.setattr(rendezvous, "unreached", knock)
+    patch.setattr(rendezvous, "unreachable", probe)
     three = plan(3, range(3), apart=True)
     rounds = [Round(WorkerContext(JobDir(folder), three, one), 0, waiting) for one in range(3)]
     ends = [pool.submit(one.attend, HERE) for one in rounds]
@@ -327,26 +330,26 @@ def test_a_worker_that_is_cut_off_is_known_to_all(tmp_path: Path, monkeypatch: P
     first, *others = attend_on_three_hosts(tmp_path / "apart", monkeypatch, pool, missed)
     assert isinstance(first, rendezvous.CutOffError)
     assert [str(end) for end in others] == ["cut off from the others: n0/0"] * 2
-    assert [type(end) for end in others] == [rendezvous.ApartError] * 2
+    assert [type(end) for end in others] == [rendezvous.UnreachableError] * 2
 
 
-def test_only_an_open_door_is_reached() -> None:
+def test_only_an_open_listener_is_reached() -> None:
     """Though no worker accepts there. A silent one is given up, as where packets are dropped."""
-    with Door(LOCALHOST) as other:
-        closed = other.place
+    with ProbeListener(LOCALHOST) as other:
+        closed = other.endpoint
     with socket.create_server((LOCALHOST, 0), backlog=0) as full, ExitStack() as opened:
-        doors = {rank: opened.enter_context(Door(LOCALHOST)).place for rank in range(3)}
+        endpoints = {rank: opened.enter_context(ProbeListener(LOCALHOST)).endpoint for rank in range(3)}
         for _ in range(3):
-            assert unreached(doors) == []
-        assert unreached({1: doors[0], 2: closed}) == [2]
-        silent = DoorAddress(LOCALHOST, full.getsockname()[1])
+            assert unreachable(endpoints) == []
+        assert unreachable({1: endpoints[0], 2: closed}) == [2]
+        silent = Endpoint(LOCALHOST, full.getsockname()[1])
         for _ in range(3):  # a queue that is full answers no one
             one = opened.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex((silent.address, silent.port))
-        assert unreached({1: silent, 2: doors[0]}, limit_s=0.2) == [1]
+        assert unreachable({1: silent, 2: endpoints[0]}, limit_s=0.2) == [1]
     for address in (LOCALHOST, "fd00::1"):
-        assert DoorAddress.parse(str(DoorAddress(address, 4711))) == DoorAddress(address, 4711)
+        assert Endpoint.parse(str(Endpoint(address, 4711))) == Endpoint(address, 4711)
 
 
 @pytest.mark.parametrize(

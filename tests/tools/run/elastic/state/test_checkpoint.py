@@ -229,9 +229,9 @@ def test_a_newcomer_knows_how_old_the_checkpoint_is(workers: Workers) -> None:
     (one, _), (other, context) = workers.new(0), workers.new(1)
     one.load(at_step(0))
     here.now_s += EVERY_S - 1
-    parcel = one.parcel()
+    pack = one.pack()
     workers.on(there)
-    other.unpack(parcel)
+    other.unpack(pack)
     assert other.counters == one.counters
     context.rank = 0
     assert not other.due(EVERY_S, before_last=False)
@@ -254,7 +254,7 @@ def test_a_failed_write_of_rank_0_is_known_to_all(workers: Workers, monkeypatch:
     clock = Clock(100.0)
     workers.on(clock)
     (first, _), (second, context) = workers.new(0), workers.new(1)
-    second.unpack(first.parcel())
+    second.unpack(first.pack())
     clock.now_s += EVERY_S
     monkeypatch.setattr(Checkpoints, "write", no_space)
     for one in (first, second):

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic.state import transfer
 from pliant.tools.run.elastic.state.training import Mean, Training
-from pliant.tools.run.elastic.state.transfer import pass_on
+from pliant.tools.run.elastic.state.transfer import broadcast_state
 from tests.tools.run.elastic.state.test_storable import hostile
 
 
@@ -57,8 +57,8 @@ class Best:
 
 
 def given_to_another(state: Any) -> Any:
-    pass_on(state, [True, False], 0)
-    return pass_on(None, [True, False], 1)
+    broadcast_state(state, [True, False], 0)
+    return broadcast_state(None, [True, False], 1)
 
 
 def training(seed: int) -> Training:
@@ -183,9 +183,9 @@ def test_buckets_hold_every_byte_once_in_order(sizes: list[int]) -> None:
 def test_what_others_would_not_load_is_refused_by_its_place(wire: Wire) -> None:
     state = {"helpers": {"average": [torch.ones(2), {"best": Best(torch.ones(2), 1.0)}]}}
     with pytest.raises(UsageError, match=r"Best at helpers\.average\.1\.best: keep .*add_safe_globals"):
-        pass_on(state, [True, False], 0)
+        broadcast_state(state, [True, False], 0)
     with pytest.raises(UsageError, match="meta device"):
-        pass_on({"a": torch.ones(2, device="meta")}, [True, False], 0)
+        broadcast_state({"a": torch.ones(2, device="meta")}, [True, False], 0)
 
 
 def announced(wire: Wire, body: bytes, total: int) -> None:
@@ -198,7 +198,7 @@ def test_hostile_bytes_execute_nothing(wire: Wire, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     announced(wire, hostile(trace)["torch"], 0)
     with pytest.raises(UsageError, match="the state from worker 0"):
-        pass_on(None, [True, False], 1)
+        broadcast_state(None, [True, False], 1)
     assert not trace.exists()
 
 
@@ -208,11 +208,11 @@ def test_no_tensor_is_made_that_was_not_announced(wire: Wire, shape: tuple[int, 
     torch.save({"a": torch.empty(shape, device="meta"), "b": torch.empty(2, device="meta")}, buffer)
     announced(wire, buffer.getvalue(), 16)
     with pytest.raises(BadInputError, match="not of the size that was announced"):
-        pass_on(None, [True, False], 1)
+        broadcast_state(None, [True, False], 1)
     for sizes in ((-1, 0), (0, -1), (1 << 62, 0), (8, 1 << 62)):
         wire.sent.append(torch.tensor(sizes))
         with pytest.raises(BadInputError, match=r"the state from worker 0: .* bytes are announced"):
-            pass_on(None, [True, False], 1)
+            broadcast_state(None, [True, False], 1)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9).filter(any))
@@ -228,7 +228,7 @@ def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
             patch.setattr(
                 transfer, "_take", lambda giver, *_, mine=mine: mine.append(("from", giver)) or "state"
             )
-            pass_on("it" if has[rank] else None, has, rank)
+            broadcast_state("it" if has[rank] else None, has, rank)
         gifts[rank] = mine
     for rank, mine in gifts.items():
         taken = [giver for word, giver in mine if word == "from"]

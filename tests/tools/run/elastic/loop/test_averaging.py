@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop import exchange
+from pliant.tools.run.elastic.loop.averaging import Averaging, TolerantGroup
 from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
-from pliant.tools.run.elastic.loop.exchange import Averaging, TolerantGroup
 from pliant.tools.run.elastic.loop.gradients import Gradients, NoSync
 
 pytestmark = pytest.mark.torch

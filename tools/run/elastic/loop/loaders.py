@@ -253,7 +253,7 @@ class ElasticSteps(Passes):
 
 
 ANY_SIZE: Final = 1 << 31
-"""Stands for the number of samples while it is not known."""
+"""Number of samples while it is not known."""
 
 
 def is_stream(dataset: Any) -> bool:
@@ -307,7 +307,7 @@ class StreamSource:
     num_workers: int = 0
     size: int = ANY_SIZE
     most: int | None = None
-    """Samples of an epoch, at most."""
+    """Most samples of an epoch."""
 
     def batch(self, samples: list[Any]) -> Any:
         return to_device((self.collate_fn or default_collate)(samples), self.device)

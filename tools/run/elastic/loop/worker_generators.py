@@ -24,7 +24,7 @@ _SPREAD: Final = 0x9E3779B97F4A7C15
 """Odd factor that spreads ranks over the seeds."""
 
 
-class OwnDraws:
+class WorkerGenerators:
     """Switches the generators of one worker among several."""
 
     def __init__(self, models: Iterable[nn.Module], device: torch.device) -> None:

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic.loop.draws import OwnDraws
 from pliant.tools.run.elastic.loop.prepared import watch_others
 from pliant.tools.run.elastic.loop.weights import StepWeights
+from pliant.tools.run.elastic.loop.worker_generators import WorkerGenerators
 
 pytestmark = pytest.mark.torch
 
@@ -29,7 +29,7 @@ def drawn(rank: int, workers: int = 2) -> tuple[list[float], list[float]]:
     """What the script draws around two calls of a model and a batch that is read, and what these draw."""
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(16, 16))
     torch.manual_seed(3)
-    draws = OwnDraws([net], torch.device("cpu"))
+    draws = WorkerGenerators([net], torch.device("cpu"))
     draws.follow(rank, workers)
     script, inside = [torch.rand(1).item()], list[float]()
     for call in (net, net[0]):
@@ -59,7 +59,7 @@ def test_scripts_draw_alike_and_models_do_not():
 
 def test_a_part_that_is_computed_again_draws_the_same_again():
     net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
-    OwnDraws([net], torch.device("cpu")).follow(1, 2)
+    WorkerGenerators([net], torch.device("cpu")).follow(1, 2)
     masks: list[list[bool]] = []
     net[1].register_forward_hook(lambda _, __, output: masks.append((output != 0).flatten().tolist()))
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_rank_0_gives_its_generators() -> None:
     def numbers() -> tuple[float, float, float, float]:
         return torch.rand(1).item(), np.random.normal(), random.gauss(0, 1), random.random()  # noqa: NPY002
 
-    draws = OwnDraws([], torch.device("cpu"))
+    draws = WorkerGenerators([], torch.device("cpu"))
     draws.follow(0, 2)
     numbers()  # of two normal numbers that are made at once, one waits
     draws.share(record, scripts=True)

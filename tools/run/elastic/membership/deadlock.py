@@ -29,22 +29,22 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.record import NonNegativeInt, Record
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.agreement import RateLimiter
-from pliant.tools.run.elastic.membership.process_group import ASK_S, pause, publish_file
+from pliant.tools.run.elastic.membership.process_group import SERVER_POLL_INTERVAL_S, pause, publish_file
 from pliant.tools.run.statedir.contract.folders import ask_server, read_file
 from pliant.tools.run.statedir.contract.liveness import life
 
-LOOK_S: Final = 2.0
-WAITS_S: Final = 10.0
-"""At one place, before a worker says so."""
-STANDS_S: Final = 30.0
-"""All workers wait for so long where they are before the job counts as standing still."""
-ABSENT_S: Final = 60.0
-"""After this wait for a worker that does something else it is named, once."""
+POLL_INTERVAL_S: Final = 2.0
+PUBLISH_AFTER_S: Final = 10.0
+"""Seconds at one place after which a worker writes where it waits."""
+DEADLOCK_AFTER_S: Final = 30.0
+"""Seconds in which all workers wait where they are before the job counts as deadlocked."""
+WARN_AFTER_S: Final = 60.0
+"""Seconds of waiting for a worker that does something else, after which it is named, once."""
 _LIBRARIES: Final = tuple(
     f"{os.path.realpath(path)}{os.sep}"
     for path in (Path(__file__).parents[1], sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 )
-"""Where no author's code is."""
+"""Folders of files that are not the script's."""
 _log = logging.getLogger("pliant")
 
 
@@ -55,7 +55,7 @@ class Position(NamedTuple):
     step: int
     """Steps of the training before the one that it is in."""
     left_out: int | None
-    """The last step that ended on this worker without a backward pass."""
+    """Last step that ended on this worker without a backward pass."""
 
 
 class Waiting(Record):
@@ -69,7 +69,7 @@ class Waiting(Record):
     """File and line of the script."""
 
 
-class StandstillWatch:
+class DeadlockWatch:
     """A thread of one worker that compares where the workers wait.
 
     :param exchange: which call of an exchange the main thread is in; None if it is in none.
@@ -102,12 +102,12 @@ class StandstillWatch:
     def begin(self) -> None:
         self.trains = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pliant-standstill", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="pliant-deadlock", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
             with contextlib.suppress(PliantError, OSError):  # the next look may succeed
                 if reason := self.look(time.monotonic()):
                     self._end(reason)
@@ -122,7 +122,7 @@ class StandstillWatch:
             self._place, self._since_s = place, now_s
             self._withdraw()
             return ""
-        if now_s - self._since_s < WAITS_S:
+        if now_s - self._since_s < PUBLISH_AFTER_S:
             return ""
         own = self._own or self._say()
         others = [self._read(worker) for worker in plan.workers if worker != self._context.worker]
@@ -132,8 +132,8 @@ class StandstillWatch:
         slots = [member.slot for member in plan.members]
         known = [each for each in waiting if each is not None]
         if len(known) == len(waiting):
-            return described(known, slots) if now_s - self._others_since_s >= STANDS_S else ""
-        if now_s - self._since_s >= ABSENT_S and not self._has_warned:
+            return described(known, slots) if now_s - self._others_since_s >= DEADLOCK_AFTER_S else ""
+        if now_s - self._since_s >= WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
             away = ", ".join(slot for slot, each in zip(slots, waiting, strict=True) if each is None)
             _log.warning(
@@ -146,9 +146,9 @@ class StandstillWatch:
             )
         return ""
 
-    def meet_without(self, step: int) -> None:
+    def await_skip(self, step: int) -> None:
         """Wait until all workers have left out a step, or one is gone; the thread may end the job before."""
-        context, asks = self._context, RateLimiter(ASK_S)
+        context, asks = self._context, RateLimiter(SERVER_POLL_INTERVAL_S)
         attempt, generation = context.attempt, context.plan.generation
         publish_file(attempt.left_out(context.worker), f"{generation} {step}".encode())
         missing = [worker for worker in context.plan.workers if worker != context.worker]
@@ -161,14 +161,14 @@ class StandstillWatch:
             missing = [
                 worker
                 for worker in missing
-                if not _has_left_out(read_file(attempt.left_out(worker)), generation, step)
+                if not _has_skipped(read_file(attempt.left_out(worker)), generation, step)
             ]
             pause()
         self._without = None
 
     def _say(self) -> Waiting:
-        found = self._position()
-        own = Waiting(generation=self._context.plan.generation, place=author_place(), **found._asdict())
+        position = self._position()
+        own = Waiting(generation=self._context.plan.generation, place=author_place(), **position._asdict())
         publish_file(self._context.attempt.waits(self._context.worker), own.model_dump_json().encode())
         self._own = own
         return own
@@ -184,13 +184,15 @@ class StandstillWatch:
         ask_server(attempt.path)
         text = read_file(attempt.waits(worker))
         try:
-            found = None if text is None else Waiting.model_validate_json(text)
+            waiting = None if text is None else Waiting.model_validate_json(text)
         except ValidationError:
             return None
-        return found if found is not None and found.generation == self._context.plan.generation else None
+        return (
+            waiting if waiting is not None and waiting.generation == self._context.plan.generation else None
+        )
 
 
-def _has_left_out(text: bytes | None, generation: int, step: int) -> bool:
+def _has_skipped(text: bytes | None, generation: int, step: int) -> bool:
     """Whether a worker's file says that it has left out this step, or a later one."""
     numbers = [int(word) for word in (text or b"").split()]
     return numbers[:1] == [generation] and numbers[1] >= step

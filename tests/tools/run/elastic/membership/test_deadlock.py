@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import standstill
-from pliant.tools.run.elastic.membership.standstill import (
-    ABSENT_S,
-    STANDS_S,
-    WAITS_S,
+from pliant.tools.run.elastic.membership import deadlock
+from pliant.tools.run.elastic.membership.deadlock import (
+    DEADLOCK_AFTER_S,
+    PUBLISH_AFTER_S,
+    WARN_AFTER_S,
+    DeadlockWatch,
     Position,
-    StandstillWatch,
     Waiting,
     author_place,
     described,
@@ -36,9 +36,9 @@ class Pair:
         self.position = {0: Position(0, 4, None), 1: Position(0, 5, 4)}
         self.watches = {worker: self._watch(WorkerContext(job, plan(), worker)) for worker in (0, 1)}
 
-    def _watch(self, context: WorkerContext) -> StandstillWatch:
+    def _watch(self, context: WorkerContext) -> DeadlockWatch:
         worker = context.worker
-        watch = StandstillWatch(context, lambda: self.exchange[worker], lambda: self.position[worker], print)
+        watch = DeadlockWatch(context, lambda: self.exchange[worker], lambda: self.position[worker], print)
         watch.trains = True
         return watch
 
@@ -54,21 +54,21 @@ def pair(tmp_path: Path) -> Pair:
 
 
 def test_workers_that_wait_in_different_steps_are_at_an_end(pair: Pair) -> None:
-    waited = WAITS_S + 1
-    assert pair.look(0.0, WAITS_S - 1, waited, waited + 1, waited + STANDS_S - 1) == []
-    reasons = pair.look(waited + STANDS_S + 1)
+    waited = PUBLISH_AFTER_S + 1
+    assert pair.look(0.0, PUBLISH_AFTER_S - 1, waited, waited + 1, waited + DEADLOCK_AFTER_S - 1) == []
+    reasons = pair.look(waited + DEADLOCK_AFTER_S + 1)
     assert len(reasons) == 2, "each of them ends"
     assert "n0/1 trained nothing in step 4" in reasons[0]
-    assert waited + STANDS_S + 2 * standstill.LOOK_S < 60, "and soon"
+    assert waited + DEADLOCK_AFTER_S + 2 * deadlock.POLL_INTERVAL_S < 60, "and soon"
 
 
 def test_no_end_is_seen_while_a_worker_computes_moves_or_the_workers_meet(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair.exchange[1] = None  # it evaluates
-    assert pair.look(0.0, WAITS_S, WAITS_S + STANDS_S, 1000.0) == []
+    assert pair.look(0.0, PUBLISH_AFTER_S, PUBLISH_AFTER_S + DEADLOCK_AFTER_S, 1000.0) == []
     assert "for n0/1, which lives and does something else" in caplog.text
-    assert caplog.text.count("since") == 1, f"after {ABSENT_S} s, once"
+    assert caplog.text.count("since") == 1, f"after {WARN_AFTER_S} s, once"
     pair.exchange[1] = IN_STEP_5
     for now_s in range(1010, 1200, 10):
         pair.exchange[0] = NEXT_EXCHANGE if pair.exchange[0] == IN_STEP_4 else IN_STEP_4
@@ -80,7 +80,7 @@ def test_no_end_is_seen_while_a_worker_computes_moves_or_the_workers_meet(
 
 def test_workers_at_one_place_have_a_slow_exchange(pair: Pair) -> None:
     pair.position[1] = pair.position[0]
-    assert pair.look(0.0, WAITS_S, WAITS_S + STANDS_S, 1000.0) == []
+    assert pair.look(0.0, PUBLISH_AFTER_S, PUBLISH_AFTER_S + DEADLOCK_AFTER_S, 1000.0) == []
 
 
 def test_what_is_said_names_places_and_the_likely_cause(golden_text: Callable[..., None]) -> None:
@@ -95,13 +95,13 @@ def test_what_is_said_names_places_and_the_likely_cause(golden_text: Callable[..
 
 def test_a_step_is_left_out_once_all_leave_it_out_or_one_is_gone(pair: Pair) -> None:
     first, second = pair.watches.values()
-    waits = threading.Thread(target=first.meet_without, args=(3,))
+    waits = threading.Thread(target=first.await_skip, args=(3,))
     waits.start()
-    second.meet_without(2)  # the first one is further
+    second.await_skip(2)  # the first one is further
     waits.join(0.2)
     assert waits.is_alive(), "the second one may still train step 3"
-    second.meet_without(3)
+    second.await_skip(3)
     waits.join(10)
     assert not waits.is_alive()
     second._context.attempt.presence(1).touch()  # it has ended
-    first.meet_without(5)
+    first.await_skip(5)

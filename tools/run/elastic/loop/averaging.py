@@ -357,7 +357,7 @@ class Averaging:
         """Average from now on over the process group, whose workers have the same state."""
         self._begin(models, TolerantGroup(world(), tolerates=device.type != "cuda"))
 
-    def begin_plainly(self, models: Iterable[nn.Module]) -> None:
+    def begin_torchrun(self, models: Iterable[nn.Module]) -> None:
         """Average over the process group of plain torchrun's workers, which get rank 0's weights."""
         models = list(models)
         group = TolerantGroup(world(), tolerates=False)
