@@ -64,7 +64,7 @@ class MicroBatch(NamedTuple):
 
     start: int
     samples: int
-    """Own samples; with 0, a padding sample is trained with weight 0: every worker takes part in each step."""
+    """Own samples; with 0, a padding sample is trained with weight 0: each worker takes part in each step."""
     weight: float
     """Factor on the gradients of the micro-batch's mean loss. The mean over workers of the sums over
     micro-steps is then the mean over the global batch."""
