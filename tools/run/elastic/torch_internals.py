@@ -6,7 +6,7 @@ of PyTorch that changes one fails there, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ def target_weight(node: Any) -> float | None:
     return float(node._saved_total_weight) if is_mean else float("nan")
 
 
-def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each tensor into its target by one call."""
     torch._foreach_copy_(targets, sources)
 

@@ -339,10 +339,10 @@ class Round:
         while not store.check([_VERDICT]):
             if probes and store.check(here):
                 others = [one for one in ranks if one != rank]
-                missed = unreachable(
+                cut_off = unreachable(
                     {one: Endpoint.parse(store.get(f"door/{one}").decode()) for one in others}
                 )
-                store.set(f"missed/{rank}", ",".join(map(str, missed)))
+                store.set(f"missed/{rank}", ",".join(map(str, cut_off)))
                 probes = False
             elif rank == 0 and store.check([*here, *missed]):
                 store.set_once(_VERDICT, self._verdict_of_all(store, here, missed))
