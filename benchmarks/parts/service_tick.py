@@ -38,7 +38,7 @@ from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.reports import WorkerEvents, change_event, report_events
-from pliant.tools.run.service.run import POLL_INTERVAL_S
+from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import StateDir
@@ -53,7 +53,7 @@ FEW: Final = 10
 MANY: Final = 50
 SECONDS: Final = 10.0
 PATIENCE_S: Final = 120.0
-HALF_A_CORE_S: Final = POLL_INTERVAL_S / 2
+HALF_A_CORE_S: Final = POLL_S / 2
 TICK_LIMIT_MS: Final = 0.2
 GANGS_LIMIT: Final = 200
 LOG_LIMIT: Final = 20_000
@@ -183,10 +183,10 @@ class Clock:
 def measure(gangs: int, seconds: float) -> Load:
     """The processor time of a turn while that number of gangs trains."""
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), gangs) as live:
-        began_s, turns = time.process_time(), int(seconds / POLL_INTERVAL_S)
+        began_s, turns = time.process_time(), int(seconds / POLL_S)
         for _ in range(turns):
             live.step()
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(POLL_S)
         return Load(gangs, (time.process_time() - began_s) / turns)
 
 
@@ -231,7 +231,7 @@ def _settle(live: Loop, gangs: int) -> None:
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{gangs} gangs do not train after {PATIENCE_S:g} s")
         live.step()
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(POLL_S)
 
 
 def _end(live: Loop) -> None:
@@ -240,7 +240,7 @@ def _end(live: Loop) -> None:
     while live.executor.gangs:
         live.executor.kill_all()
         live.executor.look()
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(POLL_S)
 
 
 def _backend(_name: str, cluster: Cluster, dirs: StateDir) -> Backend:

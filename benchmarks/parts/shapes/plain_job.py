@@ -24,7 +24,7 @@ class PlainLoader:
         self, dataset: Any, batch: int, seed: int, *, shuffle: bool, drop_last: bool, **of: Any
     ) -> None:
         self.dataset, self.sampler, self.epoch, self.steps_done = dataset, self, 0, 0
-        self._batch, self._seed, self._shuffle, self._drop_last, self._pairs_of_worker = (
+        self._batch, self._seed, self._shuffle, self._drop_last, self._of = (
             batch,
             seed,
             shuffle,
@@ -47,16 +47,14 @@ class PlainLoader:
             self.steps_done += 1
 
     def _stream(self) -> Iterator[Any]:
-        return iter(DataLoader(self.dataset, self._batch, drop_last=self._drop_last, **self._pairs_of_worker))
+        return iter(DataLoader(self.dataset, self._batch, drop_last=self._drop_last, **self._of))
 
     def _in_order(self) -> Iterator[Any]:
         order = epoch_order(len(self.dataset), self.epoch, self._seed, shuffle=self._shuffle).tolist()
         batches = [order[start : start + self._batch] for start in range(0, len(order), self._batch)]
         generator = torch.Generator()  # the script's own must not advance
         return iter(
-            DataLoader(
-                self.dataset, batch_sampler=batches[: len(self)], generator=generator, **self._pairs_of_worker
-            )
+            DataLoader(self.dataset, batch_sampler=batches[: len(self)], generator=generator, **self._of)
         )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.elastic.loop import exchange
+from pliant.tools.run.elastic.loop import averaging as module
 from pliant.tools.run.elastic.loop.averaging import Averaging, TolerantGroup
 from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
 from pliant.tools.run.elastic.loop.gradients import Gradients, NoSync
@@ -218,8 +218,8 @@ def gradients_of(net: Net) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(params=[1 << 20, 64], ids=["one bucket", "small buckets"])
 def _buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_FIRST_BUCKET_BYTES", request.param)
-    monkeypatch.setattr(exchange, "_BUCKET_BYTES", request.param)
+    monkeypatch.setattr(module, "_FIRST_BUCKET_BYTES", request.param)
+    monkeypatch.setattr(module, "_BUCKET_BYTES", request.param)
 
 
 @pytest.mark.usefixtures("_buckets")
@@ -254,8 +254,8 @@ def test_gradients_are_those_of_the_whole_batch(name: str, workers: int) -> None
 
 def test_shared_weights_in_a_reentrant_checkpoint_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their bucket is on its way when they get another gradient."""
-    monkeypatch.setattr(exchange, "_FIRST_BUCKET_BYTES", 1)
-    monkeypatch.setattr(exchange, "_BUCKET_BYTES", 1)
+    monkeypatch.setattr(module, "_FIRST_BUCKET_BYTES", 1)
+    monkeypatch.setattr(module, "_BUCKET_BYTES", 1)
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     averaging = Averaging()
     averaging._begin([net], TolerantGroup(Group()))  # type: ignore[arg-type]

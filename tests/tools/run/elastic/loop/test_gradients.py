@@ -367,13 +367,13 @@ def test_a_written_large_buffer_is_put_back(
         began = model.mask.clone()
         write(model.mask)
     assert not torch.equal(model.mask, began)
-    start.put_back_buffers()
+    start.restore_buffers()
     assert torch.equal(model.mask, began)
     if write is not add_uncounted:
         model = Masked()
         start = noted(model)
         write(model.mask)
-        start.put_back_buffers()
+        start.restore_buffers()
         assert model.mask.count_nonzero() == 0
         made = copies(monkeypatch)
         write(model.mask)
@@ -392,7 +392,7 @@ def test_a_replaced_buffer_is_put_back(replaced: bool, kept: int) -> None:
     else:
         add_uncounted(model.mask)
         start.note()
-    start.put_back_buffers()
+    start.restore_buffers()
     assert model.mask.count_nonzero() == kept
 
 
@@ -403,8 +403,8 @@ def test_statistics_sparse_buffers_and_the_generator_are_put_back() -> None:
     before = [buffer.clone() for buffer in model.norm.buffers()]
     drawn = model.norm(torch.randn(8, 4))
     model.links.mul_(2)
-    start.put_back_buffers()
-    start.put_back_generator()
+    start.restore_buffers()
+    start.restore_generator()
     assert all(map(torch.equal, before, model.norm.buffers()))
     assert model.links.sum().item() == 300
     assert torch.equal(model.norm(torch.randn(8, 4)), drawn)
