@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from pliant.tools.run.elastic import torch_internals
+from pliant.tools.run.elastic.torch_internals import target_weight as weight_of_node
 
 _MOST_NODES: Final = 200
 
@@ -54,7 +54,7 @@ def target_weight(loss: torch.Tensor) -> float | None:
     for _, node in zip(range(_MOST_NODES), nodes, strict=False):
         if node is None:
             continue
-        weight = torch_internals.target_weight(node)
+        weight = weight_of_node(node)
         if weight is not None:
             weights += [] if math.isnan(weight) else [weight]
             continue
