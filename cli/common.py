@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pliant.schemas.runinfo import Assumption
 
 
+DECISIONS: Final = "What the policy decides by"
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
 PARAM = Annotated[
@@ -39,9 +40,13 @@ TIME_BUDGET = Annotated[
         parser=duration(),
         metavar=DURATION_SHOWN,
         help="Let a policy that searches do so this long for each decision: its parameter time_budget_s.",
+        rich_help_panel=DECISIONS,
     ),
 ]
-SEED = Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")]
+SEED = Annotated[
+    int,
+    typer.Option("--seed", min=0, help="Seed of policies that decide at random.", rich_help_panel=DECISIONS),
+]
 
 
 def _demand(value: str) -> Literal["stated", "predicted"]:
@@ -62,6 +67,7 @@ DEMAND = Annotated[
         metavar="<stated|predicted>",
         help="What policies see of jobs that state no work: nothing, or predictions that learn as jobs end.",
         show_default="as before; at first stated",
+        rich_help_panel=DECISIONS,
     ),
 ]
 PREEMPTIBLE = Annotated[
@@ -72,6 +78,7 @@ PREEMPTIBLE = Annotated[
         help="Whose GPUs policies may take or change: of all jobs; or of those that state or show that they "
         "can save (elastic, resize, checkpoint_seconds, preemptible).",
         show_default="as the cluster says, else stated",
+        rich_help_panel=DECISIONS,
     ),
 ]
 PREDICTOR = Annotated[
@@ -81,6 +88,7 @@ PREDICTOR = Annotated[
         metavar="FILE",
         help="What predictions begin from (JSON, of pliant predictor fit).",
         show_default="what was learned before",
+        rich_help_panel=DECISIONS,
     ),
 ]
 BROKEN_PIPE = 128 + signal.SIGPIPE

@@ -59,6 +59,11 @@ COMMANDS: Final = (
         "Copy the examples into DIR/examples: training scripts, jobs, clusters, and the demos.",
     ),
     ("verify", START, "Check that a script trains alike on any number of workers, before it is submitted."),
+    (
+        "serve",
+        LIVE,
+        "Run the jobs that all accounts of a machine submit, each as its own user; only root can.",
+    ),
     ("submit", LIVE, "Give jobs to a state directory, all of them or none, and print their ids."),
     ("cancel", LIVE, "End jobs, running or waiting: all that are named, or none if one is unknown."),
     (
@@ -171,6 +176,7 @@ _FIRST: Final = {
     "profile": "cluster model gpus batches iterations costs append imported predict output",
     "schedule": "policy profile cluster state param now seed demand explain output",
     "run": "state follow until_done policy param cluster profile backend retries dry_run",
+    "serve": "state roles policy param cluster profile backend munge retries detach dry_run",
     "replay": "cluster policy profile param interval rescale_cost demand preemptible recipe output",
     "report": "baseline format output figures all explain jobs each_run expect verbose",
     "submit": "state gpus gpu_type batch name array after priority relaunch dry_run",

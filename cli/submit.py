@@ -485,13 +485,15 @@ def _say_what_counts(done: Submitted, client: Client, named: Sequence[Job]) -> N
 
 def _of_file(path: str | None, data: bytes) -> tuple[tuple[Job, ...], str]:
     """The jobs of a file, or of what stdin has brought, and what messages call them."""
-    from pliant.schemas.file_io.documents import parse_jobs
-    from pliant.schemas.file_io.files import source_name
-    from pliant.schemas.io import read_jobs
+    from pliant.schemas.file_io.files import read_bytes, source_name
+    from pliant.schemas.file_io.limits import ROWS_BYTES
+    from pliant.schemas.io import jobs_file
+    from pliant.tools.run.statedir.requests import submitted_jobs
 
     path = named_or_piped(path, "no jobs to submit: name a file or a script, or pipe one in")
-    defaults, source = configuration().job, source_name(path)
-    return parse_jobs(data, source, defaults) if data else read_jobs(path, defaults), source
+    file = jobs_file(path)
+    source = source_name(file)
+    return submitted_jobs(data or read_bytes(file, most=ROWS_BYTES), source, configuration().job), source
 
 
 def _starts(jobs: Iterable[Job]) -> Iterator[str]:
@@ -565,9 +567,9 @@ def of_script(
     :param state: where its id must be new; None if it is not submitted.
     :param dry_run: a run of another account does not name it.
     """
-    from pliant.schemas.file_io.documents import parse_jobs
     from pliant.tools.run.gateway.connect import client_for
     from pliant.tools.run.service.submit import free_id
+    from pliant.tools.run.statedir.requests import submitted_jobs
 
     known: Collection[str] = ()
     if "id" not in stated and state is not None and state.is_dir():
@@ -579,7 +581,7 @@ def of_script(
     fields = {"id": free_id(base, known, endings), "command": command, **stated}
     listed = [fields] if array is None else array.jobs(fields)
     text = "\n".join(map(json.dumps, listed))
-    return parse_jobs(text.encode(), COMMAND_LINE, configuration().job)
+    return submitted_jobs(text, COMMAND_LINE, configuration().job)
 
 
 def _fields(

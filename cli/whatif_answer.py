@@ -20,7 +20,6 @@ from pydantic import ConfigDict, TypeAdapter
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import InfeasibleError, PliantError, UsageError
-from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, in_gpu_hours, iso_time, span_text, text_table
 from pliant.tools.replay.whatif import (
@@ -38,6 +37,7 @@ from pliant.tools.run.gateway.client import Client
 from pliant.tools.run.gateway.handlers import CPU_LIMIT_S, MEMORY_LIMIT_BYTES
 from pliant.tools.run.gateway.protocol import WhatIfQuestion, as_line, said
 from pliant.tools.run.service.submit import check_new
+from pliant.tools.run.statedir.requests import submitted_jobs
 from pliant.tools.run.watch.status import LiveState
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.predict_start import copy_of
@@ -108,7 +108,7 @@ def whatif_on_own_files(state: Path, question: WhatIfQuestion) -> WhatIfAnswer:
     """The same, with all jobs; the state directory is this account's."""
     live = LiveState(state)
     if question.jobs:
-        given = parse_jobs(question.jobs.encode(), question.source)
+        given = submitted_jobs(question.jobs, question.source)
         jobs = check_new(state, given, question.source, live.now_s)
         found = ask(live, with_jobs(jobs))
         names = {job.id: each.id for job, each in zip(jobs, given, strict=True)}

@@ -63,13 +63,13 @@ def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tu
     """:param path: a file, or a folder of :data:`JOBS`.
     :param defaults: JSON values of fields for jobs that do not state them.
     """
-    path = _jobs_file(path)
+    path = jobs_file(path)
     return parse_jobs(read_bytes(path, most=ROWS_BYTES), source_name(path), defaults)
 
 
 def read_job_table(path: str | Path) -> JobTable:
     """The same in columns, for traces."""
-    path = _jobs_file(path)
+    path = jobs_file(path)
     source = source_name(path)
     with suppress(OSError, ValueError):  # which reading the whole file explains
         if str(path) != PIPE and Path(path).is_file() and Path(path).stat().st_size <= ROWS_BYTES * factor():
@@ -79,7 +79,7 @@ def read_job_table(path: str | Path) -> JobTable:
     return parse_job_table(read_bytes(path, most=ROWS_BYTES), source)
 
 
-def _jobs_file(path: str | Path) -> str | Path:
+def jobs_file(path: str | Path) -> str | Path:
     """The job file of a folder that an import wrote, else the path."""
     inner = Path(path) / JOBS
     return inner if str(path) != PIPE and inner.is_file() else path

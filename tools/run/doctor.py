@@ -393,11 +393,11 @@ def accounts(site: Site) -> Iterator[Check]:
     if os.geteuid() != ROOT or site.dirs is None or (site.there and not site.dirs.is_shared):
         return
     if (why := obstacle()) is None:
-        yield ok("other accounts can run this Python and read pliant, as --shared needs")
+        yield ok("other accounts can run this Python and read pliant, as pliant serve needs")
     elif site.there:
         yield problem(f"{why}: they fail with exit code 127", ADVICE)
     else:
-        yield warning(f"{why}: with --shared they fail with exit code 127", ADVICE)
+        yield warning(f"{why}: under pliant serve they fail with exit code 127", ADVICE)
 
 
 _CONTAINERS: Final = 5

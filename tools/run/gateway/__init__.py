@@ -1,1 +1,1 @@
-"""How several accounts of one machine ask one run, which root started with ``pliant run --shared``."""
+"""The gateway of a run that root shares with all accounts of a machine (``pliant serve``)."""

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, LockedError, PliantError, UsageError
-from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.io import job_file
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted, one_line
@@ -46,7 +45,7 @@ from pliant.tools.run.service import submit as requests
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
-from pliant.tools.run.statedir.requests import Spool, askers
+from pliant.tools.run.statedir.requests import Spool, askers, submitted_jobs
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.attempt_code import recorded_code
 from pliant.tools.run.watch.job_page import error_lines, history
@@ -208,7 +207,7 @@ class RequestHandlers:
     # Orders.
 
     def _submit(self, request: asked.SubmitJobs, who: Caller, limits: AccountLimits) -> dict[str, Any]:
-        jobs = [_owned(job, who, limits) for job in parse_jobs(request.jobs.encode(), request.source)]
+        jobs = _own_jobs(request, who, limits)
         with self._changing():
             self._check_waiting(who, limits, len(jobs))
             self._check_room(who, limits, len(request.jobs))
@@ -371,8 +370,7 @@ class RequestHandlers:
     def _foresee(
         self, request: asked.WhatIfQuestion, who: Caller, roles: Roles, limits: AccountLimits
     ) -> bytes:
-        given = parse_jobs(request.jobs.encode(), request.source) if request.jobs else ()
-        jobs = [_owned(job, who, limits) for job in given]
+        jobs = _own_jobs(request, who, limits) if request.jobs else []
         if len(jobs) > limits.waiting_jobs:
             raise UsageError(f"{counted(len(jobs), 'job')}, and {limits.waiting_jobs} of {who.name} may wait")
         if request.parameters or (request.policy is not None and request.policy not in policy_names()):
@@ -471,6 +469,12 @@ class RequestHandlers:
                 yield
             finally:
                 self._looked.clear()
+
+
+def _own_jobs(
+    request: asked.SubmitJobs | asked.WhatIfQuestion, who: Caller, limits: AccountLimits
+) -> list[Job]:
+    return [_owned(job, who, limits) for job in submitted_jobs(request.jobs, request.source)]
 
 
 def _owned(job: Job, who: Caller, limits: AccountLimits) -> Job:

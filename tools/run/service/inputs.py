@@ -99,7 +99,7 @@ class PreparedRun:
         if dirs.path.exists():
             check_own(dirs, close=not dry)
             if dirs.is_shared and not options.shared and not dry:
-                text = "holds jobs of several accounts, which only a run with --shared may start"
+                text = "holds jobs of several accounts, which only pliant serve may start"
                 raise UsageError(f"{options.state}: {text}")
         view = LogView(dirs, keeps_events=True)
         log = view.refresh()

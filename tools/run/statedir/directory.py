@@ -193,7 +193,7 @@ def make_shared(dirs: StateDir) -> None:
     :raises PliantError: it cannot be made.
     """
     if os.geteuid() != ROOT:
-        raise UsageError("jobs run as their users only where root runs them: pliant run --shared needs root")
+        raise UsageError("jobs run as their users only where root runs them: pliant serve needs root")
     if not dirs.is_shared and dirs.jobs.is_dir() and any(dirs.jobs.iterdir()):
         raise UsageError(f"{dirs.path}: one account has run jobs there: name a new folder for a shared run")
     check_reachable(dirs.path)

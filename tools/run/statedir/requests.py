@@ -115,6 +115,18 @@ class Order(Record):
         return f"{self.action} {'it' if self.node is None else f'node {self.node}'}{start}"
 
 
+def submitted_jobs(
+    text: str | bytes, source: str, defaults: Mapping[str, Any] | None = None
+) -> tuple[Job, ...]:
+    """The jobs of a submission, wherever its text came from: a file, options, another account, the spool.
+
+    :param source: what messages call it.
+    :param defaults: fields of jobs that do not state them.
+    :raises BadInputError: it is not a job file.
+    """
+    return parse_jobs(text.encode() if isinstance(text, str) else text, source, defaults)
+
+
 class Numbered(NamedTuple):
     """An order with the number of its file."""
 
@@ -369,7 +381,7 @@ class Spool:
         try:
             int(name.partition(".")[0])
             if name.endswith(_JOBS):
-                jobs = parse_jobs(read_own(path), str(path))
+                jobs = submitted_jobs(read_own(path), str(path))
                 return Request(path, jobs=jobs, asked_s=int(name.split(".")[1]) / 1e9, uid=_uid_in(name))
             if name.endswith(_ORDER):
                 order = Order.model_validate_json(read_own(path))

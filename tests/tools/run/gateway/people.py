@@ -206,7 +206,7 @@ def shared_run(folder: Path, *begin: str, idle: bool = True) -> Iterator[Shared]
     found = Shared(folder)
     write_cluster(cluster(2, slots="cpu"), folder / "cluster.json")
     write_roles(folder / "roles.json", **ROLES)
-    words = ["run", "--follow", "--shared", "--policy", "fifo", "--cluster", f"{folder}/cluster.json"]
+    words = ["serve", "--policy", "fifo", "--cluster", f"{folder}/cluster.json"]
     argv = [*begin, *PLIANT, *words, "--roles", f"{folder}/roles.json", "--state", str(found.state)]
     with (folder / "run.err").open("wb") as err:
         where = {"cwd": folder, "env": environment(), "stdin": subprocess.DEVNULL, "stderr": err}

@@ -271,7 +271,7 @@ def test_a_shared_run_is_root_s_and_stays_shared():
         make_shared(dirs)
         assert {dirs.path.stat().st_mode & 0o777, dirs.jobs.stat().st_mode & 0o777} == {0o711}
         code, error = run("state", *machines)
-        assert (code, "which only a run with --shared may start" in str(error)) == (2, True)
+        assert (code, "which only pliant serve may start" in str(error)) == (2, True)
         code, error = as_account(BOB, lambda: run("bob", *machines, "--shared"))
         assert (code, "only root can" in str(error)) == (2, True), error
 

@@ -126,7 +126,7 @@ def test_each_job_is_its_users_and_sees_no_files_of_others(site: Site, users: di
         assert as_user(ANN, "/bin/ls", str(folder)) == 2
         assert as_user(ANN, "/bin/mkdir", str(folder / "new")) == 1
     assert as_user(ANN, "/bin/mv", str(dirs.job("a").path), str(dirs.jobs / "c")) == 1
-    with pytest.raises(UsageError, match="--shared"):
+    with pytest.raises(UsageError, match="pliant serve"):
         run_until_done(site.options(None), ignore)
 
 

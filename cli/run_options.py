@@ -1,0 +1,299 @@
+"""The options of ``pliant run`` and ``pliant serve``, and the run that they ask for."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from pliant.cli.common import policy_parameters, print_assumptions
+from pliant.cli.config import configuration
+from pliant.cli.console import note, out_text
+from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size
+from pliant.schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from pliant.tools.run.service.loop import RunOptions
+    from pliant.tools.run.statedir.directory import StateDir
+    from pliant.tools.schedule.decide import Question
+
+OPERATION: Final = "How it runs"
+BACKEND = Annotated[
+    str | None,
+    typer.Option(
+        "--backend", help="Where to run: local, slurm or slurm-jobs.", show_default="as the cluster says"
+    ),
+]
+PROFILE = Annotated[str | None, typer.Option("--profile", help="Measured speeds (Parquet), likewise.")]
+DRY_RUN = Annotated[
+    bool, typer.Option("--dry-run", help="Print the steps and the exact commands; do nothing.")
+]
+RETRIES = Annotated[
+    int,
+    typer.Option("--retries", min=0, help="How many failures in a row, without progress, are retried."),
+]
+WAIT = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        parser=duration(),
+        metavar=DURATION_SHOWN,
+        help="Wait for a state directory that another process writes to.",
+        rich_help_panel=OPERATION,
+    ),
+]
+RESTORED = Annotated[
+    bool,
+    typer.Option(
+        "--restored",
+        help="The state directory is a copy, and nothing of the one that it was made of runs any more.",
+        rich_help_panel=OPERATION,
+    ),
+]
+STOP_TIMEOUT = Annotated[
+    float,
+    typer.Option(
+        "--stop-timeout",
+        parser=duration(least=0.1),
+        metavar=DURATION_SHOWN,
+        help="Time for a checkpoint before SIGTERM is sent.",
+        rich_help_panel=OPERATION,
+    ),
+]
+LOG_BYTES = Annotated[
+    int | None,
+    typer.Option(
+        "--log-bytes",
+        parser=size(least=1 << 17),
+        metavar=SIZE_SHOWN,
+        help="Most bytes on disk for each output stream of a worker; the oldest are dropped.",
+        show_default="64 MiB",
+        rich_help_panel=OPERATION,
+    ),
+]
+METRICS = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics",
+        metavar="FILE",
+        help="Keep figures for a monitoring system in this file (OpenMetrics).",
+        show_default=False,
+        rich_help_panel=OPERATION,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunArguments:
+    """Options as they were given; the fields have the names of the options."""
+
+    schedule: str | None = None
+    state: Path | None
+    backend: str | None
+    until_done: bool = False
+    follow: bool
+    policy: str | None
+    param: list[str] | None
+    time_budget: float | None
+    seed: int
+    demand: Literal["stated", "predicted"] | None
+    preemptible: Literal["all", "stated"] | None
+    predictor: str | None
+    cluster: str | None
+    profile: str | None
+    shared: bool
+    allow_root_jobs: bool
+    roles: Path | None
+    munge: bool
+    detach: bool
+    dry_run: bool
+    wait: float
+    restored: bool
+    retries: int
+    stop_timeout: float
+    log_bytes: int | None
+    metrics: Path | None
+
+    def check(self, state: Path | None) -> None:
+        """:raises UsageError: options contradict each other, or this account may not give them."""
+        if self.until_done and (self.detach or self.follow):
+            other = "follow" if self.follow else "detach"
+            raise UsageError(f"--until-done and --{other} contradict each other")
+        if self.policy is not None and not self.follow:
+            raise UsageError("--policy goes with --follow: elsewhere the schedule says who decides")
+        if self.follow and state is None:
+            name = "pliant serve" if self.shared else "--follow"
+            raise UsageError(f"{name} needs --state: the folder that jobs are submitted to")
+        given = {"--roles": self.roles, "--munge": self.munge, "--allow-root-jobs": self.allow_root_jobs}
+        for name in [name for name, value in given.items() if value] if not self.shared else ():
+            raise UsageError(f"{name} goes with --shared")
+        if self.shared and not self.follow:
+            raise UsageError("--shared goes with --follow: others ask while a run is there")
+        if self.shared and os.geteuid() != 0:
+            raise UsageError("pliant serve starts the jobs of other accounts as them: only root can")
+
+    def run(self) -> None:
+        """Run in the way that the options say.
+
+        :raises UsageError: options contradict each other.
+        """
+        from pliant.cli import run_modes
+        from pliant.tools.run.service.run import dry_run_text
+
+        options = self._options()
+        if self.dry_run:
+            out_text(dry_run_text(options, resume=self.until_done or self.follow))
+        elif self.until_done:
+            run_modes.run_until_done(options)
+        elif self.follow:
+            (run_modes.follow_in_background if self.detach else run_modes.follow)(options)
+        else:
+            run_modes.run_once(options)
+
+    def _options(self) -> RunOptions:
+        from pliant.tools.run.service.loop import RunOptions, free_state_name
+        from pliant.tools.run.service.members import Timeouts
+
+        config, state = configuration(), self.state
+        if state is None and config.state is not None:
+            state = Path(config.state)
+            if self.until_done and self.schedule is None and _holds_run(state) and _something_is_piped_in():
+                note(
+                    f"{state} holds a run, which goes on: no schedule is read from the pipe; for a new run "
+                    "name another folder with --state, to add jobs use pliant submit"
+                )
+        self.check(state)
+        policy, parameters = self.policy, policy_parameters(self.param, self.time_budget)
+        if not self.follow and (self.cluster or self.profile or parameters):
+            raise UsageError(
+                "--cluster, --profile, --param and --time-budget go with --follow: "
+                "elsewhere the schedule says them"
+            )
+        begins = self.follow and state is not None and not _holds_run(state)
+        if self.follow and policy is None and self.schedule is None:
+            if config.policy is not None and not (begins and _something_is_piped_in()):
+                policy, parameters = config.policy_of(None, parameters)
+                note(f"policy {policy}, as {config.origins['policy']} says")
+            else:
+                _refuse_to_follow_without_policy(state)
+        cluster = self.cluster
+        if cluster is None:
+            cluster = _configured_cluster(state, config.cluster, begins=begins and policy is not None)
+        options = RunOptions(
+            state=state or free_state_name(Path()),
+            schedule=self.schedule,
+            question=_question(policy, parameters, self.seed, self.demand, self.predictor),
+            cluster=cluster,
+            profile=self.profile,
+            backend=self.backend,
+            preemptible=self.preemptible,
+            wait_s=self.wait,
+            restored=self.restored,
+            retries=self.retries,
+            timeouts=Timeouts(abort_s=self.stop_timeout),
+            log_bytes=self.log_bytes,
+            metrics=self.metrics,
+            shared=self.shared,
+            allow_root_jobs=self.allow_root_jobs,
+            beside=_gateway(self.roles, munge=self.munge) if self.shared else None,
+        )
+        if begins and cluster is not None:
+            _name_assumptions(cluster, self.profile, options.question)
+        return options
+
+
+def _configured_cluster(state: Path | None, named: str | None, *, begins: bool) -> str | None:
+    """The cluster file that the configuration names, for a run that begins.
+
+    One that goes on keeps its cluster; how the file differs from it is said.
+    """
+    from pliant.schemas.errors import PliantError
+    from pliant.tools.run.statedir.directory import StateDir
+    from pliant.tools.run.statedir.kept_inputs import changes_not_taken
+
+    if begins or state is None or named is None:
+        return named if begins else None
+    kept = StateDir(state).cluster
+    if kept.exists() and Path(named).exists():
+        try:
+            lines = changes_not_taken(kept, named)
+        except PliantError as error:  # it is not used
+            lines = [str(error)]
+        for line in lines:
+            note(line)
+    return None
+
+
+def _gateway(roles: Path | None, *, munge: bool) -> Callable[[StateDir], AbstractContextManager[None]]:
+    from pliant.tools.run.gateway.supervisor import supervised_gateway
+
+    return partial(supervised_gateway, roles=roles, munge=munge)
+
+
+def _refuse_to_follow_without_policy(state: Path | None) -> None:
+    """A loop needs a policy: of the run that it continues, by name, or from a schedule."""
+    if not (state is not None and _holds_run(state)) and not _something_is_piped_in():
+        raise UsageError(
+            f"{state} holds no run: name --policy and --cluster to begin one; pliant init writes both"
+        )
+
+
+def _holds_run(state: Path) -> bool:
+    from pliant.tools.run.statedir.directory import StateDir
+
+    return StateDir(state).events.exists()
+
+
+def _something_is_piped_in() -> bool:
+    """Whether stdin is a pipe, or a file that is not empty."""
+    try:
+        found = os.fstat(sys.stdin.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or found.st_size > 0
+
+
+def _name_assumptions(cluster: str, profile: str | None, question: Question | None) -> None:
+    """Say which speeds decisions about future jobs assume, and whether they leave out levels."""
+    from pliant.schemas.io import read_cluster, read_profile
+    from pliant.tools.schedule.assumptions import (
+        kinds_measured,
+        levels_ignored,
+        speeds_assumed,
+        speeds_doubted,
+        trust_of,
+    )
+
+    rows = () if profile is None else read_profile(profile).rows
+    kinds = None if profile is None else list(kinds_measured(rows))
+    models = {model for model, _ in kinds or ()}
+    doubted = speeds_doubted(models, trust_of(rows))
+    nodes = read_cluster(cluster)
+    levels = levels_ignored(nodes, question.policy, question.parameters) if question is not None else []
+    print_assumptions([*speeds_assumed(models, nodes, kinds), *doubted, *levels])
+
+
+def _question(
+    policy: str | None,
+    parameters: dict[str, str],
+    seed: int,
+    demand: Literal["stated", "predicted"] | None,
+    predictor: str | None,
+) -> Question | None:
+    from pliant.schemas.io import read_predictor
+    from pliant.tools.schedule.decide import Question
+
+    if policy is None:
+        if demand is not None or predictor is not None:
+            raise UsageError("--demand and --predictor go with --policy: elsewhere the schedule says them")
+        return None
+    start = None if predictor is None else read_predictor(predictor)
+    return Question(policy, parameters, seed, demand=demand, predictor=start)
