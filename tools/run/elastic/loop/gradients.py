@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,18 +21,15 @@ from torch.utils.hooks import RemovableHandle
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.averaging import Averaging, is_marked, mark, unmark
 from pliant.tools.run.elastic.loop.batches import MicroBatch
-from pliant.tools.run.elastic.torch_internals import at_end_of_backward, writes_of
-
-_NO_EFFECT: Final = "so with micro-steps its effect would be another one"
+from pliant.tools.run.elastic.loop.micro_step_sums import MicroStepSums
+from pliant.tools.run.elastic.torch_internals import at_end_of_backward
 
 
 class Gradients:
     """Weighs and collects the gradients of a job's models, and has them averaged.
 
-    The weight of a micro-batch multiplies every gradient as it arrives at its parameter. Where micro-steps
-    are accumulated, each pass of the loop body adds what its gradients held when the optimizer was asked for
-    its step, and the last one adds the sum of the passes before. So zeroing between two backward passes,
-    clipping and logging in every pass do what they do without micro-steps, or no harm.
+    The weight of a micro-batch multiplies every gradient as it arrives at its parameter. Those of micro-steps
+    are added up in :class:`MicroStepSums`.
 
     Where several optimizers take turns in a step, only the gradients of the part that is ``selected`` are
     collected: the others are of a pass that is repeated for them.
@@ -63,19 +60,10 @@ class Gradients:
         self._takes_buffers = True
         # The script has zeroed gradients since the last step ended.
         self._zeroed = False
-        # Gradients of the micro-steps before.
-        self._sum: dict[torch.Tensor, torch.Tensor] = {}
+        self._sums = MicroStepSums()
         # Identity of the step under way.
         self._step = object()
         self._steps = 0
-        # Parameters whose gradient holds that sum already.
-        self._joined: set[torch.Tensor] = set()
-        # Gradients of the pass under way as its last backward pass left them.
-        self._of_pass: dict[torch.Tensor, torch.Tensor] = {}
-        # Gradients that the script may look at and change in a pass, and PyTorch's count of their writes.
-        self._shown: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        # PyTorch's count of the writes to a parameter when a pass under way first reached it.
-        self._weights_written: dict[torch.Tensor, int] = {}
         self._hooks: list[RemovableHandle] = []
         # The nodes of the graph that add gradients to the parameters': PyTorch forgets them else.
         self._nodes: dict[nn.Parameter, Any] = {}
@@ -110,7 +98,7 @@ class Gradients:
 
     def begin_step(self) -> None:
         """Nothing of the step is trained yet."""
-        self._clear_shown()
+        self._sums.hide()
         self.forget()
         self._takes_buffers, self._step = True, object()
         self._steps += 1
@@ -118,10 +106,7 @@ class Gradients:
     def begin(self, micro: MicroBatch) -> None:
         """A pass of the loop body begins."""
         self._reached.clear()
-        self._clear_shown()
-        self._of_pass.clear()
-        self._joined.clear()
-        self._weights_written.clear()
+        self._sums.begin_pass()
         self.weigh(micro.weight, last=micro.last)
 
     def weigh(self, weight: float, *, last: bool) -> None:
@@ -132,9 +117,8 @@ class Gradients:
 
     def own_step(self) -> None:
         """What the script trains next belongs to no batch of the loader: all workers train the same."""
-        self._clear_shown()
+        self._sums.own_step()
         self.forget()
-        self._weights_written.clear()
         self.selected = True
         self.weigh(1.0, last=True)
 
@@ -148,13 +132,11 @@ class Gradients:
 
     def stepped(self) -> None:
         """An optimizer has made its step: what other parameters have collected is in their gradients."""
-        self._weights_written.clear()
-        self._sum.clear()
+        self._sums.stepped()
 
     def scale_sum(self, factor: float) -> None:
         """Multiply what the micro-steps before have brought."""
-        for gradient in self._sum.values():
-            gradient.mul_(factor)
+        self._sums.scale(factor)
 
     def zeroed(self, parameters: Iterable[torch.Tensor]) -> None:
         """The script zeroes gradients: what it writes into them then is its own."""
@@ -172,27 +154,7 @@ class Gradients:
         if not (self._accumulates and self.selected) or self._last:
             return
         for parameter in self._parameters:
-            gradient = parameter.grad
-            shown, writes = self._shown.get(parameter, (None, 0))
-            collected = self._of_pass.pop(parameter, None)
-            if gradient is None:
-                continue
-            if gradient is shown:
-                zeroed = writes_of(gradient) != writes and not gradient.any()
-                collected = None if zeroed else collected
-            elif is_marked(gradient):
-                continue  # of an earlier step: its turn to be zeroed may come later in the pass
-            else:
-                if collected is not None:
-                    raise UsageError(
-                        "gradients were computed from those of a backward pass and set by hand, "
-                        f"{_NO_EFFECT}: {_WHOLE_SHARE}"
-                    )
-                collected = gradient.detach() * self._weight
-            self._show(parameter)
-            if collected is not None:
-                before = self._sum.get(parameter)
-                self._sum[parameter] = collected if before is None else before.add_(collected)
+            self._sums.collect(parameter, self._weight)
 
     def before_optimizer(self) -> None:
         """An optimizer makes its step: average what no backward pass has brought."""
@@ -200,18 +162,18 @@ class Gradients:
             return
         late: list[nn.Parameter] = []
         for parameter in self._parameters:
-            gradient, total = parameter.grad, self._sum.get(parameter)
-            waits = total is not None and parameter not in self._joined
-            shown, _ = self._shown.get(parameter, (None, 0))
+            gradient, waits = parameter.grad, self._sums.waits(parameter)
             deferred = parameter in self._deferred
-            known = deferred or gradient is shown or (gradient is not None and is_marked(gradient))
+            known = (
+                deferred or self._sums.is_shown(parameter) or (gradient is not None and is_marked(gradient))
+            )
             by_hand = gradient is not None and not known
             if by_hand and gradient is not None:
                 # one that was made of an averaged gradient has its weight
                 weight = 1.0 if parameter in self._averaged else self._weight
                 parameter.grad = gradient.detach() * weight
             if waits:
-                self._join(parameter)
+                self._sums.join(parameter)
             if by_hand or waits or deferred:
                 late.append(parameter)
         self._deferred.clear()
@@ -241,10 +203,7 @@ class Gradients:
             parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
     def forget(self) -> None:
-        self._sum.clear()
-        self._of_pass.clear()
-        self._shown.clear()
-        self._joined.clear()
+        self._sums.forget()
         self._reached.clear()
         self._deferred.clear()
         self._averaged.clear()
@@ -262,8 +221,8 @@ class Gradients:
             self._backward_begins(parameter)
         self._reached.append(parameter)  # type: ignore[arg-type]
         if self._overlaps and self._counts():
-            if parameter in self._sum:
-                self._join(parameter)  # type: ignore[arg-type]
+            if parameter in self._sums:
+                self._sums.join(parameter)  # type: ignore[arg-type]
             self._averaging.arrived(parameter)  # type: ignore[arg-type]
 
     def _backward_begins(self, parameter: torch.Tensor) -> None:
@@ -294,22 +253,17 @@ class Gradients:
         if not self._counts():
             kept = self.selected and (self._last or not self._accumulates)
             for parameter in () if kept else reached:
-                if self.selected and parameter.grad is not None:
-                    self._of_pass[parameter] = parameter.grad.detach().clone()
-                self._show(parameter)
+                if self.selected:
+                    self._sums.keep(parameter)
+                self._sums.show(parameter)
             return
         if self._deferred:
             reached = list(dict.fromkeys((*self._deferred, *reached)))
             self._deferred.clear()
-        for parameter in reached:
-            if parameter in self._sum:
-                self._join(parameter)
-        if self._sum:
-            # what only earlier micro-steps have reached
-            rest = [one for one in self._parameters if one in self._sum and one not in self._joined]
-            for parameter in rest:
-                self._join(parameter)
-            reached += rest
+        # what only earlier micro-steps have reached comes last
+        if missing := self._sums.join_all(self._parameters):
+            known = set(reached)
+            reached += [parameter for parameter in missing if parameter not in known]
         self._exchanged(reached, self._exchange)
 
     def _exchange(self, reached: Sequence[nn.Parameter]) -> None:
@@ -326,27 +280,6 @@ class Gradients:
             for parameter in changed:
                 if parameter.grad is not None:
                     mark(parameter.grad)
-
-    @torch.no_grad()
-    def _join(self, parameter: nn.Parameter) -> None:
-        if parameter not in self._joined:
-            self._joined.add(parameter)
-            total = self._sum[parameter]
-            if parameter.grad is None:
-                parameter.grad = total.clone()
-            else:
-                parameter.grad.add_(total)
-
-    def _show(self, parameter: torch.Tensor) -> None:
-        """The script sees the gradient of the pass, and the next pass begins without it."""
-        if parameter.grad is not None:
-            self._shown[parameter] = parameter.grad, writes_of(parameter.grad)
-
-    def _clear_shown(self) -> None:
-        for parameter, (gradient, _) in self._shown.items():
-            if parameter.grad is gradient:
-                parameter.grad = None
-        self._shown.clear()
 
     # As a gradient arrives
 
@@ -375,7 +308,7 @@ class Gradients:
 
         def arrives(gradients: tuple[torch.Tensor, ...]) -> tuple[Any, ...] | None:
             if self._accumulates:
-                self._look(parameter)
+                self._sums.arrives(parameter, selected=self.selected)
             (gradient,) = gradients
             if self._weight == 1.0:
                 return None
@@ -383,28 +316,6 @@ class Gradients:
             return (gradient * self._weight if self._weight else torch.zeros_like(gradient),)
 
         return arrives
-
-    def _look(self, parameter: nn.Parameter) -> None:
-        """Notice what the script has done since the last backward pass of this pass of the loop body.
-
-        :raises UsageError: it has changed the weights between two of them.
-        """
-        gradient = parameter.grad
-        if parameter in self._joined and (gradient is None or not gradient.any()):
-            self._joined.discard(parameter)  # the script has zeroed it
-        if not self.selected:
-            return
-        now = writes_of(parameter)
-        if self._weights_written.setdefault(parameter, now) != now:
-            raise UsageError(
-                "the weights were changed between two backward passes of one step (as SAM does), "
-                f"{_NO_EFFECT}: {_WHOLE_SHARE}"
-            )
-
-
-_WHOLE_SHARE: Final = (
-    "give each worker its whole share at once (a larger batch.per_gpu_max of the job, or no micro_batch_size)"
-)
 
 
 class NoSync:

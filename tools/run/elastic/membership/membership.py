@@ -20,6 +20,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.agreement import (
     STOP,
@@ -71,7 +73,10 @@ class Membership:
         )
         self._presence = LivenessFile(context.attempt.presence(context.worker))
         self._deadlock = DeadlockWatch(
-            context, exchange_of_main_thread, self._position, self._exit.end_process
+            context,
+            exchange_of_main_thread,
+            lambda: Position(self._training.counters.epoch, self._training.counters.step, self._left_out),
+            self._exit.end_process,
         )
         # The last step that ended here without a backward pass.
         self._left_out: int | None = None
@@ -136,12 +141,12 @@ class Membership:
         """
         if self._step_since_s is None:
             self._step_since_s = since_s
-        if not (self._vote.is_due() or steps_left == 1 or self._is_joined_midway):
+        if not (self._vote.is_due() or steps_left == 1 or self._regrouping.is_joined_midway(self._training)):
             return None
         try:
             self._cast(before_last=steps_left == 1)
         except RuntimeError as error:
-            if not self._is_survived(error):
+            if not _is_survived(error, self._context.device):
                 raise
             return released(error)
         return None
@@ -203,7 +208,7 @@ class Membership:
         """Do what was agreed, at a place from which a later attempt can go on."""
         if not self._agreed:
             return CONTINUE
-        if self._is_joined_midway:
+        if self._regrouping.is_joined_midway(self._training):
             # the others may have left the epoch after the step
             answer = self._together(partial(self._vote.check_together, left=False))
             if isinstance(answer, Regroup):
@@ -233,7 +238,7 @@ class Membership:
         That worker has trained fewer of its steps, so a script that counts steps leaves later there. Workers
         that have left take it along.
         """
-        if not self._is_joined_midway:
+        if not self._regrouping.is_joined_midway(self._training):
             return CONTINUE
         return self._together(partial(self._vote.check_together, left=True))
 
@@ -290,22 +295,12 @@ class Membership:
         try:
             operation()
         except RuntimeError as error:
-            if not self._is_survived(error):
+            if not _is_survived(error, self._context.device):
                 raise
             lost = released(error)
         else:
             return CONTINUE
         return self._lost(lost, began_s)
-
-    def _is_survived(self, error: RuntimeError) -> bool:
-        """Whether the remaining workers meet after this error."""
-        apart = isinstance(error, LeftEpochError)
-        return self._context.device.type != "cuda" and (apart or lost_peer(error))
-
-    @property
-    def _is_joined_midway(self) -> bool:
-        """Whether some workers have trained fewer steps of the epoch; all know it."""
-        return self._regrouping.is_joined_midway(self._training.counters.epoch)
 
     def _lost(self, error: RuntimeError, since_s: float) -> Regroup:
         """A worker was lost: nothing done since ``since_s`` counts."""
@@ -346,10 +341,6 @@ class Membership:
             _log.warning("a worker was lost while stopping: %s", error)
         return self._exit.stop(problem)
 
-    def _position(self) -> Position:
-        counters = self._training.counters
-        return Position(counters.epoch, counters.step, self._left_out)
-
     # Agreement
 
     def _cast(self, *, before_last: bool = False) -> None:
@@ -370,3 +361,8 @@ class Membership:
         """Wait for all workers; afterwards they know what is on disk."""
         self._vote.meet(self._saving.step)
         self._saving.note_saved(self._vote.saved_step)
+
+
+def _is_survived(error: RuntimeError, device: torch.device) -> bool:
+    """Whether the remaining workers meet after this error."""
+    return device.type != "cuda" and (isinstance(error, LeftEpochError) or lost_peer(error))

@@ -69,9 +69,9 @@ class Regrouping:
         # The launcher can see which generation trains.
         self._is_published = True
 
-    def is_joined_midway(self, epoch: int) -> bool:
-        """Whether some workers have trained fewer steps of this epoch; all know it."""
-        return self._joined_epoch == epoch
+    def is_joined_midway(self, training: Training) -> bool:
+        """Whether some workers have trained fewer steps of the epoch; all know it."""
+        return self._joined_epoch == training.counters.epoch
 
     def switch(self, plan: Plan, change: WorkerChange) -> Resplit | Regroup:
         """Follow a newer plan that all workers know, at the same step boundary."""
