@@ -22,6 +22,7 @@ from pliant.tools.report.job_columns import (
     Integers,
     Steps,
     differ_from_last,
+    smallest_index,
     smallest_type,
     totals,
 )
@@ -74,18 +75,6 @@ class AllocationChanges(NamedTuple):
     shared: Booleans
     """Whether another job trains on the GPUs of the change."""
 
-    def part(self, among: slice, first_job: int) -> AllocationChanges:
-        """Some of them, with jobs numbered from the first one."""
-        return AllocationChanges(
-            self.job[among] - np.int32(first_job),
-            self.time_s[among],
-            self.event[among],
-            self.gpus[among],
-            self.global_batch[among],
-            self.overhead_s[among],
-            self.shared[among],
-        )
-
 
 class ChangeLog:
     """Changes block by block, in the order of the log."""
@@ -104,19 +93,44 @@ class ChangeLog:
             blocks.append(column)
         self._count += len(changes.job)
 
-    def by_job(self, place: NDArray[np.int32]) -> tuple[AllocationChanges, Integers]:
-        """All, sorted by the place of their job, and where each was in the log. Only once: none stay here.
+    def by_job(self, place: NDArray[np.int32]) -> SortedChanges:
+        """All, sorted by the place of their job. Only once: none stay here.
 
-        :param place: of each job.
+        :param place: place of each job.
         """
         job = place[self._taken()]
-        order = np.argsort(job, kind="stable")
-        return AllocationChanges(
-            job[order], *(self._taken()[order] for _ in AllocationChanges._fields[1:])
-        ), order
+        order = np.argsort(job, kind="stable").astype(smallest_index(len(job)), copy=False)
+        columns = (self._taken() for _ in AllocationChanges._fields[1:])
+        return SortedChanges(AllocationChanges(job, *columns), order)
 
     def _taken(self) -> NDArray[Any]:
         return np.concatenate(self._columns.pop(0))
+
+
+class SortedChanges(NamedTuple):
+    """Changes and their order by job. A sorted copy of all would double what they take."""
+
+    changes: AllocationChanges
+    """In the order of the log."""
+    order: Integers
+    """Places of the changes, sorted by job, those of a job in the order of the log."""
+
+    def part(self, among: slice, first_job: int) -> AllocationChanges:
+        """Some of them in that order, with jobs numbered from the first one."""
+        chosen = self.order[among]
+        changes = self.changes
+        return AllocationChanges(
+            changes.job[chosen] - np.int32(first_job),
+            changes.time_s[chosen],
+            changes.event[chosen],
+            changes.gpus[chosen],
+            changes.global_batch[chosen],
+            changes.overhead_s[chosen],
+            changes.shared[chosen],
+        )
+
+    def all(self) -> AllocationChanges:
+        return self.part(slice(None), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +152,18 @@ class Allocations:
     """How many changes of the job before it were on shared GPUs."""
 
 
-def allocations(changes: AllocationChanges, submit_s: Floats, *, tell_before: bool = False) -> Allocations:
+def allocations(changes: SortedChanges, submit_s: Floats, *, tell_before: bool = False) -> Allocations:
     """Some jobs at a time, since what holds around each change takes ten times what the changes take.
 
-    :param changes: sorted by job, those of a job in the order of the log.
-    :param submit_s: of each job.
+    :param submit_s: submission time of each job.
     :param tell_before: whether what held before each change is wanted.
     """
-    job = changes.job
-    cuts = {int(np.searchsorted(job, job[at])) for at in range(_AT_A_TIME, len(job), _AT_A_TIME)} - {0}
-    firsts = [0, *sorted(cuts)]
-    jobs = [0, *(int(job[first]) for first in firsts[1:]), len(submit_s)]
+    job = changes.changes.job
+    begins = np.concatenate([[0], np.cumsum(np.bincount(job, minlength=len(submit_s)))])
+    cut_jobs = {int(job[changes.order[at]]) for at in range(_AT_A_TIME, len(job), _AT_A_TIME)}
+    jobs = [0, *sorted(cut_jobs - {0}), len(submit_s)]
+    firsts = [int(begins[each]) for each in jobs[:-1]]
+    del begins
     parts = []
     for first, until, first_job, until_job in zip(
         firsts, [*firsts[1:], len(job)], jobs[:-1], jobs[1:], strict=True
@@ -172,8 +187,15 @@ def _joined(parts: list[Allocations], jobs: Sequence[int]) -> Allocations:
         np.where(step < 0, -1, step + begin)
         for step, begin in zip(others["step_before"], begins, strict=False)
     ]
-    joined: list[Any] = [np.concatenate(steps.pop(name)) for name in STEP_COLUMNS]
+    joined: list[Any] = [_concatenated(steps.pop(name)) for name in STEP_COLUMNS]
     return Allocations(Steps(*joined), **{name: np.concatenate(others.pop(name)) for name in _COLUMNS})
+
+
+def _concatenated(blocks: list[NDArray[Any]]) -> NDArray[Any]:
+    """A column that is 0 throughout, as times of checkpoints mostly are, takes no memory."""
+    if any(block.any() for block in blocks):
+        return np.concatenate(blocks)
+    return np.broadcast_to(np.zeros((), blocks[0].dtype), sum(map(len, blocks)))
 
 
 _COLUMNS: Final = (

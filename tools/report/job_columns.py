@@ -404,6 +404,11 @@ def smallest_type(numbers: NDArray[Any]) -> NDArray[Any]:
     return numbers.astype(next(compress(_WHOLE, holds)))
 
 
+def smallest_index(count: int) -> type[np.signedinteger[Any]]:
+    """The type of places among so many."""
+    return np.int32 if count <= np.iinfo(np.int32).max else np.int64
+
+
 _WHOLE: Final = (np.int8, np.int16, np.int32, np.int64)
 
 

@@ -286,12 +286,12 @@ class _Fold:
         place = np.empty_like(rows)
         place[rows] = np.arange(len(rows), dtype=np.int32)
         stated = self.submitted.columns(rows)
-        changes, by_job = self.changes.by_job(place)
+        changes = self.changes.by_job(place)
         held = allocations(changes, stated.submit_s, tell_before=bool(self.observed) or self.guesses)
-        reported = self.reports.of_steps(changes, by_job, held) if self.guesses else {}
-        del changes
+        reported = self.reports.of_steps(changes.all(), changes.order, held) if self.guesses else {}
         if self.observed:
-            self._observe(held, by_job)
+            self._observe(held, changes.order)
+        del changes
         steps = replace(held.steps, time_s=held.steps.time_s - origin_s, reported=reported)
         return Jobs(
             Specs(self.submitted.table),

@@ -18,7 +18,7 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import counted
 from pliant.tools.report.allocations import STOPS
-from pliant.tools.report.job_columns import BLOCK, Jobs, ascending, reached, smallest_type
+from pliant.tools.report.job_columns import BLOCK, Jobs, ascending, smallest_type
 from pliant.tools.report.job_record import Outcome
 
 if TYPE_CHECKING:
@@ -142,23 +142,20 @@ def gpu_usage(run: RunRecord) -> Usage:
     held = run.jobs.held(run.last_event_s)
     stated_s = np.array([0.0, run.last_event_s, *(time_s for time_s, _ in run.capacity[1:])])
     times_s = ascending(np.concatenate([held.start_s, held.end_s, stated_s]))
-    used = _until(times_s, held.start_s, held.counted_gpus)
-    used -= _until(times_s, held.end_s, held.counted_gpus)
+    used = np.zeros(len(times_s), np.float64 if held.counted_gpus.dtype.kind == "f" else np.int64)
+    for first in range(0, len(held.job), BLOCK):
+        among = slice(first, first + BLOCK)
+        counted = held.counted_gpus[among].astype(used.dtype)
+        np.add.at(used, np.searchsorted(times_s, held.start_s[among]), counted)
+        np.subtract.at(used, np.searchsorted(times_s, held.end_s[among]), counted)
     del held
+    np.cumsum(used, out=used)
     available = np.full(len(times_s), run.capacity[0][1])
     for time_s, gpus in sorted(dict(run.capacity).items()):
         at = np.searchsorted(times_s, time_s)
         if at < len(times_s) and times_s[at] == time_s:
             available[at:] = gpus
     return Usage(times_s, smallest_type(used), smallest_type(available))
-
-
-def _until(times_s: NDArray[np.float64], change_s: NDArray[np.float64], gpus: NDArray[Any]) -> NDArray[Any]:
-    """The sum of what changed up to each time."""
-    order = np.argsort(change_s)
-    counts = smallest_type(np.append([0], np.cumsum(gpus[order])))
-    counts_then: NDArray[Any] = counts[reached(change_s[order], times_s)]
-    return counts_then
 
 
 def labels(runs: Sequence[RunRecord]) -> list[str]:
