@@ -14,11 +14,11 @@ from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.text import counted, in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.book import JobBook
-from pliant.tools.schedule.session.changes import ChangeLog
+from pliant.tools.schedule.session.changes import SessionChanges
 from pliant.tools.schedule.session.cluster import ClusterNodes
 from pliant.tools.schedule.session.dependencies import wait_of
 from pliant.tools.schedule.session.hidden import HiddenJobs
-from pliant.tools.schedule.session.part import Part
+from pliant.tools.schedule.session.part import SessionPart
 
 OVER_LIMIT: Final = "beyond the limit of"
 """Beginning of the reason of a job that waits for a limit."""
@@ -29,10 +29,12 @@ def first_holder(job: Job) -> str:
     return job.user or "its submitter"
 
 
-class Admission(Part[HiddenJobs]):
+class Admission(SessionPart[HiddenJobs]):
     """Shows jobs to the policy, and hides them."""
 
-    def __init__(self, cluster: ClusterNodes, book: JobBook, changes: ChangeLog, hidden: HiddenJobs) -> None:
+    def __init__(
+        self, cluster: ClusterNodes, book: JobBook, changes: SessionChanges, hidden: HiddenJobs
+    ) -> None:
         self.state = hidden
         self._cluster = cluster
         self._book = book

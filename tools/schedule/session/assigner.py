@@ -24,7 +24,7 @@ from pliant.tools.schedule.session.assignment import (
     start,
 )
 from pliant.tools.schedule.session.cluster import ClusterNodes, is_of_gpu
-from pliant.tools.schedule.session.decided import Decided, Dwell
+from pliant.tools.schedule.session.decided import Dwell, LastDecision
 from pliant.tools.schedule.session.on_cpus import CpuStarts
 from pliant.tools.schedule.session.quarantine import Quarantine, node_of
 
@@ -50,7 +50,7 @@ class Assigner:
         """:param in_teams: teams share the cluster.
         :param trims: jobs leave GPUs that would slow them down.
         """
-        self.decided = Decided()
+        self.decided = LastDecision()
         # Jobs that have given GPUs back to other teams in the present decision.
         self.cut: set[str] = set()
         self._policy = policy

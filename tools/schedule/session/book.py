@@ -13,7 +13,7 @@ from pliant.schemas.job_table import JobForm
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.cluster import ClusterNodes
-from pliant.tools.schedule.session.part import Part
+from pliant.tools.schedule.session.part import SessionPart
 
 _MOST_FORMS: Final = 4096
 """Forms of jobs of which a job is kept."""
@@ -29,7 +29,7 @@ class BookState:
     """Jobs rejected without a decision of the policy, and why, until the log has them."""
 
 
-class JobBook(Part[BookState]):
+class JobBook(SessionPart[BookState]):
     """Active jobs in order of submission, and ended ones."""
 
     def __init__(self, cluster: ClusterNodes) -> None:

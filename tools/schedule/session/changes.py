@@ -8,7 +8,7 @@ from typing import Final
 
 from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.session.hidden import HiddenJobs
-from pliant.tools.schedule.session.part import Part
+from pliant.tools.schedule.session.part import SessionPart
 from pliant.tools.schedule.snapshot import Change, ChangeKind
 
 make: Final = tuple.__new__
@@ -27,7 +27,7 @@ class ChangesState:
     """Whether anything has changed since the last decision while there were jobs without GPUs."""
 
 
-class ChangeLog(Part[ChangesState]):
+class SessionChanges(SessionPart[ChangesState]):
     """Changes in the order of their times; they name only jobs that the policy can see."""
 
     def __init__(self, hidden: HiddenJobs) -> None:

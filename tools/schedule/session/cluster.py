@@ -11,8 +11,8 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
-from pliant.tools.schedule.session.changes import ChangeLog
-from pliant.tools.schedule.session.part import Part
+from pliant.tools.schedule.session.changes import SessionChanges
+from pliant.tools.schedule.session.part import SessionPart
 from pliant.tools.schedule.session.quarantine import Quarantine, node_of
 
 
@@ -28,11 +28,11 @@ class NodesState:
     """GPUs in service and whether the node is up, of nodes that differ from the cluster file."""
 
 
-class ClusterNodes(Part[NodesState]):
+class ClusterNodes(SessionPart[NodesState]):
     """Every GPU in service is free, or held by one job or by two that share it."""
 
     def __init__(
-        self, spec: Cluster, throughput: Throughput, changes: ChangeLog, quarantine: Quarantine
+        self, spec: Cluster, throughput: Throughput, changes: SessionChanges, quarantine: Quarantine
     ) -> None:
         self.spec = spec
         self.state = NodesState()

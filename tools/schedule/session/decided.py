@@ -13,7 +13,7 @@ from pliant.tools.schedule.snapshot import Change
 
 
 @dataclass(slots=True)
-class Decided:
+class LastDecision:
     """The last decision, as far as it matters for when the policy is asked again."""
 
     ask_again_s: float | None = None

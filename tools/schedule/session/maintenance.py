@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
 from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition, sharing_in
 from pliant.tools.schedule.session.allocator import Allocator
-from pliant.tools.schedule.session.changes import ChangeLog
+from pliant.tools.schedule.session.changes import SessionChanges
 from pliant.tools.schedule.session.cluster import ClusterNodes
 from pliant.tools.schedule.session.hidden import HiddenJobs
 
@@ -25,7 +25,7 @@ class Maintenance:
         cluster: ClusterNodes,
         jobs: Mapping[str, JobState],
         allocator: Allocator,
-        changes: ChangeLog,
+        changes: SessionChanges,
         hidden: HiddenJobs,
     ) -> None:
         self._cluster = cluster

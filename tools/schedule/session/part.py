@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 State = TypeVar("State", bound="DataclassInstance")
 
 
-class Part(Generic[State]):
+class SessionPart(Generic[State]):
     """One part of a session.
 
     ``state`` is a dataclass with all that a restart must keep; everything else follows from the cluster, the

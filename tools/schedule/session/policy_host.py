@@ -10,7 +10,7 @@ from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, blame, blaming
 from pliant.tools.schedule.session.admission import Admission
-from pliant.tools.schedule.session.changes import ChangeLog, make
+from pliant.tools.schedule.session.changes import SessionChanges, make
 from pliant.tools.schedule.session.cluster import ClusterNodes
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.snapshot import Change, Snapshot
@@ -32,7 +32,7 @@ class PolicyHost:
         policy: Policy,
         cluster: ClusterNodes,
         admission: Admission,
-        changes: ChangeLog,
+        changes: SessionChanges,
         *,
         quota: TeamQuota | None,
         rng: np.random.Generator,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pliant.tools.schedule.session.part import Part
+from pliant.tools.schedule.session.part import SessionPart
 
 LONG_S: Final = 86_400.0
 """A slot that is out of service for longer than this waits for an operator to resume its node."""
@@ -32,7 +32,7 @@ class QuarantineState:
     """Jobs that get no further GPU."""
 
 
-class Quarantine(Part[QuarantineState]):
+class Quarantine(SessionPart[QuarantineState]):
     """Slots are written ``node/index``; times are on the session's clock."""
 
     def __init__(self) -> None:

@@ -24,12 +24,12 @@ from pliant.tools.schedule.session.allocator import Allocator
 from pliant.tools.schedule.session.assigner import Assigner, frees_first
 from pliant.tools.schedule.session.assignment import NoPlaceError
 from pliant.tools.schedule.session.book import JobBook
-from pliant.tools.schedule.session.changes import ChangeLog
+from pliant.tools.schedule.session.changes import SessionChanges
 from pliant.tools.schedule.session.cluster import ClusterNodes
-from pliant.tools.schedule.session.decided import Decided, Dwell
+from pliant.tools.schedule.session.decided import Dwell, LastDecision
 from pliant.tools.schedule.session.hidden import HiddenJobs
 from pliant.tools.schedule.session.maintenance import Maintenance
-from pliant.tools.schedule.session.part import Part
+from pliant.tools.schedule.session.part import SessionPart
 from pliant.tools.schedule.session.policy_host import PolicyHost, lazy_rng
 from pliant.tools.schedule.session.quarantine import Quarantine
 from pliant.tools.schedule.snapshot import ENDS, Change, Snapshot
@@ -81,7 +81,7 @@ class Session:
         self.policy = policy
         self.seed = seed
         self.hidden = HiddenJobs()
-        self.changes = ChangeLog(self.hidden)
+        self.changes = SessionChanges(self.hidden)
         self.quarantine = Quarantine()
         self.cluster = ClusterNodes(cluster, throughput, self.changes, self.quarantine)
         self.book = JobBook(self.cluster)
@@ -125,14 +125,14 @@ class Session:
             in_teams=self.quota is not None,
             trims=policy.traits.elasticity != "none" and self.policy_host.oracle is None,
         )
-        self.decided: Decided = self.assigner.decided
+        self.decided: LastDecision = self.assigner.decided
         # Whether all jobs that share GPUs may do so under this policy.
         self._separated = policy.traits.packs
         # Changes at which the policy was not asked, before `changes`.
         self._unseen: list[Change] = []
 
     @property
-    def parts(self) -> dict[str, Part[Any]]:
+    def parts(self) -> dict[str, SessionPart[Any]]:
         """The parts with a state that a restart must keep."""
         return {
             "changes": self.changes,

@@ -12,7 +12,7 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import NodeState, node_states
-from pliant.tools.schedule.policies.shadow_price import knowledge
+from pliant.tools.schedule.policies.shadow_price import job_estimates
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurve, sizes_of
 from pliant.tools.schedule.policies.shadow_price.placement_choice import NodeSpace, SeatedJob, gathered, place
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
@@ -300,14 +300,14 @@ def test_rigid_jobs_stay_and_scattered_ones_are_gathered() -> None:
     assert len(held.jobs["wide"].placement) == 1
 
 
-ONES = np.ones(knowledge.CELLS)
+ONES = np.ones(job_estimates.CELLS)
 CURVE = GoodputCurve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
 
 
 def test_rates_ahead_and_noise_scales_by_hand() -> None:
     # φ = 10 makes batch 30 half as useful: 1 a second on one GPU; where φ is large, 2 a second.
-    ahead = knowledge.Ahead(CURVE)
-    ahead.update(np.where(np.arange(knowledge.CELLS) < knowledge.CELLS // 2, 10.0, 1e15), ONES)
+    ahead = job_estimates.Ahead(CURVE)
+    ahead.update(np.where(np.arange(job_estimates.CELLS) < job_estimates.CELLS // 2, 10.0, 1e15), ONES)
     assert ahead.whole(0.0) == pytest.approx([0.0, 1 / (0.5 / 1 + 0.5 / 2), 1 / (0.5 / 2 + 0.5 / 3)])
     assert ahead.whole(0.5) == pytest.approx([0.0, 2.0, 3.0])
 
@@ -319,13 +319,13 @@ def test_rates_ahead_and_noise_scales_by_hand() -> None:
     ahead.update(10.0 * ONES, 0.5 * ONES)
     assert ahead.whole(0.0) == pytest.approx([0.0, 0.5, 1.0])
     # Noise is interpolated and large pools try whole nodes.
-    seen = knowledge.noise_scales()
+    seen = job_estimates.noise_scales()
     assert seen.line("net") is None
     seen.observe("net", 0.0, 1.0)
     seen.observe("net", 0.5, 100.0)
     assert seen.at("net", 0.25) == pytest.approx(10.0)
     assert seen.at("net", 0.9) == pytest.approx(100.0)
-    again = knowledge.noise_scales()
+    again = job_estimates.noise_scales()
     again.load(seen.dump())
     assert again.line("net") == pytest.approx(seen.line("net"))
     # Large pools try whole nodes beyond the exact sizes.
@@ -339,7 +339,7 @@ def test_rates_ahead_and_noise_scales_by_hand() -> None:
 def test_unstated_work_and_what_changes_cost_by_hand() -> None:
     jobs = [job(name, work={"samples": samples}) for name, samples in (("short", 10.0), ("long", 1000.0))]
     held = opened(ShadowPrice(), cluster(1), *jobs, job("silent", low=1, high=1))
-    known, silent = knowledge.Knowledge(900.0, 30.0, "stated", 1.0), held.jobs["silent"]
+    known, silent = job_estimates.Knowledge(900.0, 30.0, "stated", 1.0), held.jobs["silent"]
     assert known.left(silent, 0.0) is None
     for name in ("short", "long"):
         held.jobs[name].report_progress(0.0, held.jobs[name].total_samples or math.nan)
@@ -348,7 +348,7 @@ def test_unstated_work_and_what_changes_cost_by_hand() -> None:
         silent.report_progress(0.0, samples)
         assert known.left(silent, 0.0) == (expected and pytest.approx(expected))
     # A job that stands still for 200 s after each change of its size is seen to do so for 180.
-    costs = knowledge.ChangeCosts()
+    costs = job_estimates.ChangeCosts()
     speeds = Speeds(curves(), node_states(cluster(4)))
     state = job_state(job("a", low=1, high=4, model="net", work={"samples": 1e6}), speeds)
     state.gpus = 1
@@ -362,6 +362,6 @@ def test_unstated_work_and_what_changes_cost_by_hand() -> None:
     assert costs.cost_s("net", 30.0) == 180.0
     assert costs.cost_s("net", 150.0) == 150.0, "what is stated holds where it is about right"
     assert costs.cost_s("other", 30.0) == 30.0
-    again = knowledge.ChangeCosts()
+    again = job_estimates.ChangeCosts()
     again.load(json.loads(json.dumps(costs.dump())))
     assert again.cost_s("net", 30.0) == 180.0
