@@ -63,7 +63,7 @@ class Question:
     timing: bool = True
     """Add ``decision_seconds``, which alone differs between equal calls."""
     demand: Demand | None = None
-    """What the policy sees of jobs that state no work; None: as in the last schedule, else "stated"."""
+    """Demand that policies see of jobs without stated work; None: as in the last schedule, else "stated"."""
     predictor: Predictor | None = None
     """Where predictions begin; None: as in the last schedule, else untrained."""
 
@@ -161,7 +161,7 @@ class LogHistory:
     info: RunInfo | None
     """The run that wrote it."""
     origin_s: float
-    """How far the clock of its schedules is behind that of the log, by its last decision."""
+    """Seconds by which the clock of its schedules is behind that of the log, by its last decision."""
     since: Callable[[Basis], tuple[SavedSession | None, Iterable[Event]]]
     """A saved session of this basis and the events after it; without one, all events."""
     measured: Mapping[str, float] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class LogHistory:
     previous: Schedule | None = None
     """The policy resumes from its state if policy and parameters are the same."""
     source: str = "events"
-    """What messages call the log."""
+    """Name of the log in messages."""
 
 
 def decide_from_history(

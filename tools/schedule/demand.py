@@ -18,7 +18,7 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds
 
 MOST_SAMPLES: Final = 1e18
-"""Of one job: beyond any training, and small enough to keep sums of times finite."""
+"""Most samples of one job: beyond any training, and small enough to keep sums of times finite."""
 
 
 def job_state(job: Job, speeds: Speeds, alike: JobState | None = None) -> JobState:

@@ -34,22 +34,22 @@ Floats = NDArray[np.float64]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 _ALIKE: Final = 0.01
-"""What the prior counts, in jobs, where those of the group run the same model: they are much alike."""
+"""Weight of the prior, in jobs, where those of the group run the same model: they are much alike."""
 _APART: Final = 1.0
 """The same of groups of several models."""
 _SCALE_GPU_S: Final = 60.0
-"""Of the first prior: GPU-seconds that the shortest jobs take."""
+"""GPU-seconds that the shortest jobs take, in the first prior."""
 _SHAPE: Final = 2.0
-"""Of the first prior: the chance to end soon, times what a job has had, over what it gets."""
+"""Chance to end soon, times what a job has had, over what it gets, in the first prior."""
 _RATIO: Final = 1.25
-"""Of the ends of stretches in which no job is known to have ended."""
+"""Ratio of the ends of stretches in which no job is known to have ended."""
 _STRETCHES: Final = 50
 _REMEMBERED: Final = 32
 """Jobs of a group that ended last."""
 _MOST_GROUPS: Final = 1000
 _SURE: Final = 1e-12
 _NAMES: Final = 1 << 14
-"""Of groups, that are kept."""
+"""Maximum names of groups that are kept."""
 
 
 class WorkDone(NamedTuple):
@@ -197,7 +197,7 @@ class _Group(NamedTuple):
     totals: Floats
     """Ascending."""
     all_seen: Floats
-    """With those that have not ended, ascending."""
+    """All jobs, those that have not ended included, ascending."""
     prior: float
 
 

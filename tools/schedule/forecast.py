@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 Demand = Literal["stated", "predicted"]
-"""What policies see of the work of jobs."""
+"""Work of jobs as policies see it."""
 _MOST_WAITING: Final = 1000
 """Finished jobs kept before they are learned from, to bound memory."""
 _UNKNOWN: Final = float("nan")

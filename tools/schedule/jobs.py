@@ -34,7 +34,7 @@ class Place(tuple[tuple[str, int], ...]):
     each: int
     """GPUs on every node; 0: they differ."""
     indices: list[int]
-    """Of its nodes in the cluster."""
+    """Indices of its nodes in the cluster."""
     span: slice | None
     """The same where the nodes follow each other."""
     hashed: int
@@ -117,7 +117,7 @@ class JobKind:
     __slots__ = ("__weakref__", "_values")
     _values: tuple[Hashable, ...]
     _known: ClassVar[WeakValueDictionary[tuple[Hashable, ...], JobKind]] = WeakValueDictionary()
-    """Those that anything refers to: a service sees new kinds for as long as it runs."""
+    """Kinds that anything refers to: a service sees new kinds for as long as it runs."""
 
     @classmethod
     def of(cls, job: JobState) -> JobKind:
@@ -179,7 +179,7 @@ class Phase(StrEnum):
 
 WAITING: Final = Phase.WAITING
 RUNNING: Final = Phase.RUNNING
-"""For hot paths: to look up a member of an enumeration takes as long as a call."""
+"""Constant for hot paths: to look up a member of an enumeration takes as long as a call."""
 
 
 _OF_SPEC: Final = (
@@ -197,14 +197,14 @@ class JobState:
     """
 
     spec: Job
-    """What the job file says: ``gpus``, ``batch``, ``elastic``, ``work``, ``user``, ``labels``, …"""
+    """Job file: ``gpus``, ``batch``, ``elastic``, ``work``, ``user``, ``labels``, …"""
     reference_batch: int
     """Global batch that the author chose; the base of the learning rate and of the demand. Of a job that
     changes its batch by itself, the present one."""
     total_samples: float | None
     """All the work in samples; None: unknown. If ``predicted``, as expected at the last decision."""
     id: str = field(init=False)
-    """That of ``spec``."""
+    """Id of ``spec``."""
     arrival: tuple[float, str] = field(init=False)
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
     priority: float = field(init=False)
@@ -228,7 +228,7 @@ class JobState:
     types: tuple[str, ...] | None = None
     """The GPU types that it may run on; None: all of them."""
     room: Mapping[str, int] | None = None
-    """By GPU type, the most of its workers that the nodes on which it may run have CPUs, memory and bandwidth
+    """Most of its workers by GPU type that the nodes on which it may run have CPUs, memory and bandwidth
     for, in whole replicas; None: it demands none, its replicas have one GPU each, and it may run anywhere."""
     any_node: bool = True
     """Whether it may run on every node of its types, and leaves none of their CPUs, memory and bandwidth too
@@ -238,13 +238,13 @@ class JobState:
     room_now: Mapping[str, int] | None = None
     """The same as ``room`` for the nodes that are up."""
     room_by_node: Mapping[str, Sequence[tuple[int, int]]] | None = None
-    """By GPU type (workers, nodes that have room for as many), most first; None: ``any_node``."""
+    """Pairs by GPU type (workers, nodes that have room for as many), most first; None: ``any_node``."""
     phase: Phase = Phase.WAITING
     """``WAITING``: never held a GPU; ``RUNNING``; ``PREEMPTED``: held GPUs before and holds none now."""
     gpus: int = 0
-    """What it holds now, 0 for nothing."""
+    """GPUs that it holds now, 0 for none."""
     gpu_type: str | None = None
-    """Of the GPUs that it holds; None: it holds none."""
+    """Type of the GPUs that it holds; None: it holds none."""
     placement: NodeGpus = ()
     """Its GPUs by node: ((node name, GPUs), …)."""
     servers: NodeGpus = ()
@@ -258,11 +258,11 @@ class JobState:
     first_start_s: float | None = None
     """None: it has never started."""
     granted_s: float = 0.0
-    """Since when a running job has held GPUs without a break."""
+    """Time since which a running job has held GPUs without a break."""
     changed_s: float = 0.0
-    """When its GPUs or its batch last changed."""
+    """Time of the last change of its GPUs or its batch."""
     preemptions: int = 0
-    """How often the policy took all its GPUs."""
+    """Number of times that the policy took all its GPUs."""
     rescales: int = 0
     """Growths, shrinks and changes of the batch."""
     moves: int = 0
@@ -286,7 +286,7 @@ class JobState:
     revealed: bool = False
     """Whether ``total_samples`` is where a replay will end the job, which no scheduler could know."""
     kind: JobKind | None = None
-    """What its speed depends on, once it was asked for: :meth:`JobKind.of`."""
+    """Key of what its speed depends on, once it was asked for: :meth:`JobKind.of`."""
     _hidden_samples: float | None = None
     _samples_done: float = 0.0
     _attained_gpu_s: float = 0.0
@@ -543,11 +543,11 @@ class NodeState:
     domains: dict[str, int] = field(default_factory=dict)
     """Its domain on each level of the network, the lowest first, by the index of its first node."""
     capacities: Mapping[str, float] = field(default_factory=dict)
-    """For jobs that state demands, by resource; a missing resource is unlimited."""
+    """Amounts by resource, for jobs that state demands; a missing resource is unlimited."""
     gpu_memory: int | None = None
     """Bytes of one GPU, for jobs that need as much; None: not stated."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """For jobs that may run on nodes with certain labels only."""
+    """Labels, for jobs that may run on nodes with certain ones only."""
     made_gpus: int = field(init=False)
     """GPUs in the cluster file, in service or not."""
 

@@ -22,7 +22,7 @@ class Plugins:
     """Objects of one kind by name. A name that comes with pliant is not replaced."""
 
     noun: str
-    """What messages call one of them."""
+    """Name of one of them in messages."""
     group: str
     """Entry-point group, whose rows are name = "module:attribute"."""
     built_in: Mapping[str, str]

@@ -59,12 +59,12 @@ class Decision:
     ask_again_s: float | None = None
     """Ask again at this time at the latest, even if nothing happens."""
     quiet_until_s: float | None = None
-    """Until then, rounds without a change would change nothing: they may be skipped."""
+    """Time until which rounds without a change would change nothing: they may be skipped."""
     outlasts_ends: bool = False
     """Whether it stands, once carried out, when jobs end: a replay need not ask again until something else
     happens, and shows the ends to the policy then. So for one that keeps what jobs have, while none waits."""
     admissions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What a policy that admits jobs says of those admitted or rejected, as JSON values for event files.
+    """Statements on jobs that it admitted or rejected, as JSON values for event files.
     Reports read ``admitted``, ``payoff``, ``worth``, ``cost``, ``end_s``, ``least_value`` and
     ``least_target_s``."""
 

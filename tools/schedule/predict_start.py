@@ -45,9 +45,9 @@ class StartPrediction:
     """What is to come for one job; times on the session's clock."""
 
     start_s: float | None = None
-    """When a waiting job gets GPUs; None: unknown, or it has some."""
+    """Time at which a waiting job gets GPUs; None: unknown, or it has some."""
     end_s: float | None = None
-    """When a running job ends at its present size and speed; None: unknown, or it waits."""
+    """Time at which a running job ends at its present size and speed; None: unknown, or it waits."""
     jobs_ahead: int | None = None
     """Waiting jobs that get GPUs before this one; None: unknown, or it has some."""
     needs_gpus: int | None = None
@@ -123,7 +123,7 @@ class _Starts:
     time_s: float
     asks_now: bool
     found: dict[str, tuple[int, float | None]] = field(default_factory=dict)
-    """By job: which decision gives it GPUs, and when, if known."""
+    """Number of the decision that gives a job GPUs, and its time, if known."""
     needs: dict[str, int] = field(default_factory=dict)
     """GPUs that waiting jobs need, if the policy was asked."""
 
@@ -279,7 +279,7 @@ class CorrectedSpeeds:
 Coming = deque[Job]
 """Jobs yet to arrive, in order; those that arrive are removed."""
 EndOf = Callable[[JobState], float | None]
-"""When a job ends as things are; None: unknown, or it holds no GPU."""
+"""Time at which a job ends as things are; None: unknown, or it holds no GPU."""
 
 
 def in_order_of_arrival(jobs: Iterable[Job]) -> Coming:

@@ -30,7 +30,7 @@ class GpuUsage:
 
     half_life_s: float
     gpu_s: dict[Owner, float] = field(default_factory=dict)
-    """Until ``since_s``."""
+    """GPU-seconds by owner until ``since_s``."""
     held: dict[Owner, float] = field(default_factory=dict)
     since_s: float = 0.0
     changes: dict[Owner, float] = field(default_factory=dict)

@@ -32,7 +32,7 @@ from pliant.tools.schedule.plugins import Plugins
 from pliant.tools.schedule.policy import Knows, Policy, blaming, in_words, parameter_names, raised_at
 
 IN_FILE: Final = "policy_file:"
-"""What the name of its module begins with; the absolute path follows."""
+"""Prefix of the name of its module; the absolute path follows."""
 _PLACE: Final = re.compile(r"(.+\.py)(?::(\w[\w-]*))?", re.DOTALL)
 
 
@@ -182,9 +182,9 @@ class Description:
     knows: Knows
     needs: tuple[str, ...]
     traits: tuple[str, ...]
-    """What else callers notice of it, in sentences."""
+    """Sentences on what else callers notice of it."""
     priority: str | None
-    """What priorities mean to it; empty: nothing; None: not stated."""
+    """Meaning of priorities to it; empty: nothing; None: not stated."""
     interval_s: float | None
     """Seconds between decisions; None: at every change."""
     interval_parameter: str | None

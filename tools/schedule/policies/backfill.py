@@ -35,7 +35,7 @@ class _QueueKind(NamedTuple):
     gpus: int
     speeds: JobKind
     demands: tuple[tuple[str | float, ...], ...]
-    """Of a worker and of a parameter server: the nodes that are up make the same room for all of a kind."""
+    """Demands of a worker and of a parameter server: all of a kind have the same room."""
     keeps_work: bool
 
     @classmethod

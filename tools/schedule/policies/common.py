@@ -441,7 +441,7 @@ class Stake(NamedTuple):
     """What the ρ of one job depends on."""
 
     elapsed_s: float
-    """Since its submission."""
+    """Seconds since its submission."""
     remaining_samples: float
     isolated_s: float
     """All of its work on its share; what other batches trained, at their speeds."""

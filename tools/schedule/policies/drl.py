@@ -35,14 +35,14 @@ FEATURES: Final = (
     "gain", "remaining", "remaining_gpu_time", "is_known", "before", "age", "service",
     "waiting", "running", "free", "demand",
 )  # fmt: skip
-"""Of an action, all about -1 to 1 to keep the units of the network in their range."""
+"""Features of an action, all about -1 to 1 to keep the units of the network in their range."""
 WAITING_SEEN: Final = 24
 """Waiting jobs that fit and are looked at; of the running ones, all are."""
 _UNKNOWN_S: Final = 600.0
 KIND: Final = "network"
 SHIPPED: Final = Path(__file__).with_name("drl_network.json")
 _DIGITS: Final = 6
-"""Of a weight in its file."""
+"""Digits of a weight in its file."""
 
 
 class Drl(Policy):
@@ -339,7 +339,7 @@ class TrainedNetwork(Record):
     schema_: Literal["pliant.network/1"] = Field(default="pliant.network/1", alias="schema")
     policy: Literal["drl"] = "drl"
     command: str
-    """What trains the same weights."""
+    """Command that trains the same weights."""
     recipe: dict[str, Any]
     """Everything that the training read."""
     seed: NonNegativeInt

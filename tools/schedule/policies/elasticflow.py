@@ -417,7 +417,7 @@ class FreeLater(NamedTuple):
     """GPUs that are free from now on, as steps over time."""
 
     times: list[float]
-    """When each begins, ascending."""
+    """Begin of each, ascending."""
     counts: npt.NDArray[np.int64]
     """[step]"""
 

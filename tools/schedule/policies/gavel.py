@@ -46,7 +46,7 @@ _BINDING: Final = 1e-7
 _SLACK: Final = 1e-6
 """Part of its level that a fixed kind may lose, so that rounding makes no program infeasible."""
 _PRECISION = 1e-4
-"""Of the ratio that is made least."""
+"""Precision of the ratio that is minimized."""
 
 
 class Gavel(Policy):
@@ -392,7 +392,7 @@ class Kind(NamedTuple):
     """Jobs that gain alike."""
 
     gains: tuple[float, ...]
-    """What all of the time on each GPU type would be worth; 0: they cannot run there."""
+    """Worth of all of the time on each GPU type; 0: they cannot run there."""
     gpus: int
 
 

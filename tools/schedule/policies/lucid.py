@@ -244,7 +244,7 @@ class DurationEstimate(NamedTuple):
     jobs: int
     """Ended jobs in the smallest group of jobs like it that has some; 0 if none has ended yet."""
     alike: str = ""
-    """What they have in common with it, in words."""
+    """Words on what they have in common with it."""
 
     def __str__(self) -> str:
         if not self.jobs:

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 ROUND_S: Final = 120.0
 _LEAST_PROGRESS: Final = 1e-3
-"""Of a job that has not trained, so that its utility is finite."""
+"""Progress of a job that has not trained, so that its utility is finite."""
 _MOST_WEIGHT: Final = 1e4
 _CROWD: Final = 4
 """Jobs that together request this many times the GPUs take part in a window, those of most weight first."""
 _GAP: Final = 1e-3
 """Relative gap to the bound at which the search ends, as in the artifact."""
 _NODES: Final = 200
-"""Of the search tree at most. A limit of time would make decisions depend on the machine."""
+"""Nodes of the search tree at most. A limit of time would make decisions depend on the machine."""
 
 
 class MarketJob(NamedTuple):
@@ -49,9 +49,9 @@ class MarketJob(NamedTuple):
     job_id: str
     gpus: int
     trained_s: float
-    """What its work so far takes on the requested GPUs."""
+    """Seconds that its work so far takes on the requested GPUs."""
     remaining_s: float
-    """What the rest is predicted to take there."""
+    """Seconds that the rest is predicted to take there."""
     rho: float
     """Predicted finish-time fairness."""
     holds: bool

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _DAY_S: Final = 86_400.0
 _ROUNDING: Final = 1e-6
-"""Of a sum of factors, and of a number of slots or periods: less than this is rounding."""
+"""Rounding of a sum of factors, and of a number of slots or periods."""
 _LIMIT: Final = "time_limit"
 _QOS: Final = "qos"
 _PARTITION: Final = "partition"
@@ -60,7 +60,7 @@ class _Record:
     job: JobState
     owner: Owner
     eligible_s: float
-    """When it came, or was released."""
+    """Time at which it came, or was released."""
     limit_s: float
     """The longest that it may run, as its user states."""
     may_preempt: bool
@@ -618,7 +618,7 @@ class _Turn:
     grants: dict[str, Grant] = field(default_factory=dict)
     preempted: dict[str, None] = field(default_factory=dict)
     exempt_until_s: float = math.inf
-    """When the first running job may be preempted that may not yet."""
+    """Time at which the first running job may be preempted that may not yet."""
 
 
 def _fewest(victims: Sequence[_Record], gpus: int) -> list[_Record]:

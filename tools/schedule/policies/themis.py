@@ -32,7 +32,7 @@ class _Bid(NamedTuple):
     rho: float
     """If it gets none for a lease."""
     gain: float
-    """By which factor its ρ falls by getting them, as a logarithm, for each GPU."""
+    """Factor by which its ρ falls by getting them, as a logarithm, for each GPU."""
 
 
 class Themis(Policy):

@@ -29,7 +29,7 @@ class _Member:
     job: JobState
     queue: int
     entered_s: float
-    """When it came into this queue."""
+    """Time at which it came into this queue."""
     forgiven_gpu_s: float = 0.0
     """Service that does not count any more, since the job was promoted."""
     waits_since_s: float | None = None

@@ -23,7 +23,7 @@ class LastDecision:
     kept_until_s: Mapping[str, float] = field(default_factory=dict)
     """Jobs that keep their GPUs for a time although the decision wanted them changed."""
     admissions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the decision said of jobs that it admitted or rejected."""
+    """Statements of the decision on jobs that it admitted or rejected."""
     refused: list[Change] = field(default_factory=list)
     """Jobs that wait although the policy gave them GPUs; its next snapshot says so."""
     outlasts_ends: bool = False

@@ -9,7 +9,7 @@ from pliant.schemas.event import End
 from pliant.schemas.job import Job
 
 Outcome = Callable[[str], End | None]
-"""How a job has ended; None while it has not."""
+"""Outcome of a job; None while it has not ended."""
 _NAMED: Final = 3
 """Jobs that the reason of a waiting job names; of more it gives the number."""
 _FELL: Final[dict[End, str]] = {

@@ -33,7 +33,7 @@ class _Awaited(NamedTuple):
     demand: tuple[tuple[str, float], ...]
     most: int
     together: int = 1
-    """As many are on one node."""
+    """Number of them on one node."""
     of: Literal["gpus", "servers", "cores"] = "cores"
     """Workers hold GPUs, parameter servers are on nodes made without; jobs that need no GPU are on any."""
     types: tuple[str, ...] | None = None

@@ -58,7 +58,7 @@ _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
     "epochs": lambda values: tuple(EpochEnd(*each) for each in values),
     "batch_changes": lambda values: tuple(BatchChange(*each) for each in values),
 }
-"""How to rebuild values of types that JSON lacks."""
+"""Constructors of values of types that JSON lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Basis:
     inputs: str
     """A hash of the cluster and the profile."""
     origin_s: float
-    """How far the session's clock is behind that of the log."""
+    """Seconds by which the session's clock is behind that of the log."""
 
     @classmethod
     def of(cls, cluster: Cluster, profile: Profile | None, origin_s: float = 0.0) -> Basis:
@@ -86,11 +86,11 @@ class SessionFacts:
     inputs: str
     origin_s: float
     events: int
-    """How many it has seen."""
+    """Number of events that it has seen."""
     parts: Mapping[str, Mapping[str, Any]]
     """The states of its parts, with plain values."""
     usage: Sequence[Any] | None
-    """What teams have used; None: they do not share the cluster."""
+    """Usage of teams; None: they do not share the cluster."""
     active: Sequence[str]
     """Job ids, in their order."""
     ended: Sequence[str]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _ROUNDING: Final = 1e-9
 _HOUR_S: Final = 3600.0
 _LOOKS: Final = 32
-"""As often in a half-life entitlements are looked at where only usage changes them."""
+"""Entitlement refreshes per half-life."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _TeamPart:
     """GPUs by index of the node when the policy was last asked; None: never."""
     pending_changes: list[Change] = field(default_factory=list)
     again_s: float | None = None
-    """When its policy wants to be asked again."""
+    """Time at which its policy is to be asked again."""
     offered: dict[str, int] = field(default_factory=dict)
     """GPUs by type, held and free, when it was asked last."""
 
@@ -73,9 +73,9 @@ class Declined(NamedTuple):
 
     gpus: int
     mark: tuple[int, int, str]
-    """What its jobs were like (:meth:`Claim.mark`)."""
+    """Mark of its jobs then (:meth:`Claim.mark`)."""
     until_s: float
-    """When its policy may think otherwise."""
+    """Time from which its policy may decide otherwise."""
 
 
 class TeamQuota:

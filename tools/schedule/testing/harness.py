@@ -29,7 +29,7 @@ _SHARING: Final = {"unmeasured": "together", "speed": 0.8}
 _SPEEDS: Final = {"fast": 2.0, "b": 2.0}
 """Some GPU types are faster, so that jobs have a reason to change the type."""
 _CENT: Final = 0.01
-"""What a team owns is rounded where it is said."""
+"""Rounding of what a team owns."""
 
 
 def require(holds: bool, complaint: str) -> None:
@@ -305,7 +305,7 @@ _KINDS: Final[tuple[OpKind, ...]] = (
     *("drain", "resume", "wait"),
 )
 CLUSTERS: Final = (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2, 2, "b")))
-"""Of one GPU type, and of two."""
+"""Clusters of one GPU type, and of two."""
 
 
 @dataclass(frozen=True, slots=True)

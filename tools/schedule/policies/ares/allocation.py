@@ -305,7 +305,7 @@ class AllowedSizes:
     base: int
     """The size that efficiency is relative to; 0 if no size is feasible."""
     reason: str
-    """What limits it at its ceiling."""
+    """Limit that makes its ceiling."""
 
     @property
     def ceiling(self) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _RESTART_S: Final = 30.0
-"""What a change of its batch costs a job of a model for which that was not measured."""
+"""Seconds that a change of its batch costs a job of a model for which that was not measured."""
 T = TypeVar("T")
 
 

@@ -69,7 +69,7 @@ class Admission:
 
     optimizers: Mapping[str, Optimizer]
     members: dict[str, list[Participant]] = field(default_factory=dict)
-    """By GPU type, in the order of its optimizer."""
+    """Members by GPU type, in the order of its optimizer."""
     waiting: dict[str, Explanation] = field(default_factory=dict)
 
     @property

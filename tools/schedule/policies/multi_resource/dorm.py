@@ -40,7 +40,7 @@ _GAP: Final = 0.02
 _UNFAIR: Final = 100.0
 """Cost of each unit of unfairness beyond the limit, which cannot be kept where few jobs may be adjusted."""
 _NODES: Final = 1
-"""Of the search of the solver: a limit of time would decide as fast as the machine is."""
+"""Nodes of the search tree at most: with a limit of time, decisions would depend on the machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,15 +65,15 @@ class Bid:
     worker_bandwidth: float = 0.0
     ps_bandwidth: float = 0.0
     least_workers: int = 1
-    """In a slot in which it runs at all; such a job may do more than its work in the last one."""
+    """Fewest workers in a slot in which it runs; such a job may do more than its work in the last one."""
     servers: Bools | None = None
     """[server] those that its workers may be on; None: all."""
     advance: Ints | None = None
     """[workers] work that a slot does, 0 if that is not a size of the job; None: one unit a worker."""
     first_part: float = 1.0
-    """Of the slot of its arrival, what is left of it."""
+    """Part that is left of the slot of its arrival."""
     gpus: int = 1
-    """Of each worker: a replica that stays on one node is one worker."""
+    """GPUs of each worker: a replica that stays on one node is one worker."""
 
     @property
     def needs_ps(self) -> bool:

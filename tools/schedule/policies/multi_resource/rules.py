@@ -29,7 +29,7 @@ from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
 
 Holdings = Mapping[str, PlacedWorkers]
-"""By job id; a job that is not named holds nothing."""
+"""Workers by job id; a job that is not named holds nothing."""
 
 
 def by_arrival(jobs: Iterable[Active], servers: Servers) -> Holdings:
@@ -81,7 +81,7 @@ class WorthStep(NamedTuple):
 
     value: float
     since: float
-    """From the submission until now, in the unit of the prospect."""
+    """Time from the submission until now, in the unit of the prospect."""
     target: float
     """The longest from the submission to the end with which it is not lost."""
 
@@ -91,7 +91,7 @@ class Prospect:
     """What lies ahead of one job, in any unit of time."""
 
     duration: float
-    """Until it ends, if it runs from now on without a pause."""
+    """Time until it ends, if it runs from now on without a pause."""
     worth: Callable[[float], float]
     """Its utility if it ends after that time from now; never rises."""
     falls: bool = True
@@ -139,7 +139,7 @@ class _Columns:
     others: Sequence[int]
     """Those."""
     places: Mapping[int, int]
-    """By the identity of the prospect."""
+    """Places by the identity of the prospect."""
 
     @classmethod
     def of(cls, jobs: Sequence[Prospect]) -> Self:

@@ -31,7 +31,7 @@ from pliant.tools.schedule.rates import Speeds
 
 _UNSTATED: Final = Utility()
 _ROUNDING: Final = 1e-6
-"""Of a unit of work, by which what is left may be more than a whole number and count as that."""
+"""Part of a unit of work by which what is left may exceed a whole number and count as that."""
 _UNITS: Final = 64
 """Work of a slot at the fastest size, at least."""
 _EVERY: Final = 16
@@ -278,7 +278,7 @@ class Booking:
     plan: SlotPlan
     """Its slots are numbered from time 0."""
     names: tuple[tuple[str, ...], tuple[str, ...]]
-    """Of the nodes of workers, and of those of parameter servers."""
+    """Names of the nodes of workers, and of those of parameter servers."""
     begins: int = field(init=False)
     """The first slot that is not idle."""
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _GAP: Final = 1e-4
 """Relative: a solution this near to the best counts as the best."""
 TRIFLE: Final = 1e-6
-"""Of the most that one job can be worth: what the solver takes for nothing."""
+"""Part of the most that one job can be worth that the solver takes for nothing."""
 MOST_VARIABLES: Final = 100_000
 """Whole numbers of the largest problem that is tried."""
 
@@ -155,7 +155,7 @@ class _Part(NamedTuple):
     """None if it is left out."""
     worth: float
     gap: float
-    """Of the optimum that it is a part of."""
+    """Gap to the optimum that it is a part of."""
 
 
 def _booked(
@@ -180,7 +180,7 @@ class Optimum:
     """What the solver found."""
 
     plans: tuple[SlotPlan | None, ...]
-    """Of each bid; None if it is not admitted."""
+    """Plan of each bid; None if it is not admitted."""
     utility: float
     bound: float
     """No plans have more."""
@@ -248,7 +248,7 @@ class _JobVariables:
 
     bid: Bid
     number: int
-    """Of its bid."""
+    """Number of its bid."""
     ends: Ints
     """[number] the slots in which it can end."""
     first_end: int
@@ -256,7 +256,7 @@ class _JobVariables:
     first_ps: int
     first_run: int
     slots: int
-    """From its arrival to the last slot."""
+    """Slots from its arrival to the last one."""
 
     def column(self, slot: int, servers: int, *, ps: bool = False) -> slice:
         start = (self.first_ps if ps else self.first_worker) + slot * servers

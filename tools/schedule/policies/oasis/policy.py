@@ -52,7 +52,7 @@ class Answers(NamedTuple):
     """What becomes of jobs that have no slots."""
 
     said: dict[str, dict[str, Any]]
-    """Of each that is admitted or turned away, what events keep."""
+    """Details for events, of each bid that is admitted or rejected."""
     rejected: dict[str, str]
 
 
@@ -63,7 +63,7 @@ class PlannedWork(NamedTuple):
     rates: Mapping[int, float]
     """Samples per second by GPUs."""
     whole: float
-    """Of all its slots."""
+    """Whole of its slots."""
     slip: float
 
     @classmethod
@@ -94,7 +94,7 @@ class BooksSlots(Policy):
     _by_size: ClassVar[bool] = False
     """Whether jobs advance by the speed of each size, or in proportion to their workers."""
     rescale_s: float | None = None
-    """Of each slot, the seconds that a change may cost; None: changes are taken to cost nothing."""
+    """Seconds of each slot that a change may cost; None: changes are taken to cost nothing."""
 
     def __init__(self, *, slot_seconds: float, horizon_slots: int) -> None:
         if not 0.1 <= slot_seconds <= 1e9:

@@ -21,13 +21,13 @@ import numpy as np
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers
 
 QUANTILE: Final = 0.5
-"""Of the jobs, by which an estimate measures what a unit is worth: the median."""
+"""Quantile of jobs by which an estimate measures what a unit is worth: the median."""
 IDLE_PART: Final = 0.5
-"""What a unit of an empty cluster costs, as part of that: 1 would turn away a job alone."""
+"""Cost of a unit of an empty cluster, as part of that: 1 would reject a job alone."""
 LEAST_WORTH: Final = 1e-12
-"""Of the best that a job can be worth: what ends at the last slot counts as no less."""
+"""Least part of the best that a job can be worth, for one that ends at the last slot."""
 FILLED: Final = 0.5
-"""Of the capacity of a cluster, what the jobs that it serves may need."""
+"""Part of the capacity of a cluster that the jobs that it serves may need."""
 _MOST: Final = 400
 """Jobs that an estimate is made from: the last that were seen, and those that the true bounds need."""
 Bound = Literal["U", "L"]
@@ -167,7 +167,7 @@ class KnownJob:
     ps: Floats
     """[resource] what one PS takes."""
     early: float
-    """What it is worth if it ends as early as it can."""
+    """Worth if it ends as early as it can."""
     late: float
     """And if it ends with the last slot."""
     can_end: bool

@@ -27,7 +27,7 @@ _WHOLE: Final = 1 - 1e-6
 """Part of an epoch, or of a warm-up, that counts as all of it: progress is a sum of floats."""
 
 _DIGITS: Final = 6
-"""After the point, of arrivals in the time that a job has run: often a whole number, but for rounding."""
+"""Digits after the point of arrivals while a job has run: often a whole number, but for rounding."""
 
 
 @dataclass(slots=True)
@@ -39,21 +39,21 @@ class BatchLimit:
     local: float
     """Samples per GPU when it ran last; before it runs, on its smallest size."""
     rule: Rule = "start"
-    """What R follows from."""
+    """Rule that R follows."""
     executed_s: float = 0.0
-    """How long it has held GPUs: T_processed."""
+    """Seconds for which it has held GPUs: T_processed."""
     begun_samples: float = 0.0
     """Samples done when the epoch that counts next began."""
     begun_s: float = 0.0
-    """When that was."""
+    """Time of that."""
     changed_samples: float = 0.0
     """Samples done when its GPUs or its batch changed last."""
     between: bool = False
     """Whether that was a start between two updates."""
     patience_s: float = 0.0
-    """How long an epoch of it took when it lost its GPUs."""
+    """Seconds that an epoch of it took when it lost its GPUs."""
     refusable_s: float = 0.0
-    """From when on it counts as refused if it waits on."""
+    """Time from which it counts as refused if it waits on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _BEGINNING: Final = 32
 _STILL: Final = 12
 """A search without a time budget ends after that number of generations in a row with the same best genome."""
 _DIGITS: Final = 6
-"""After the point, of seconds that are compared: differences of times are rounded by the hour."""
+"""Digits after the point of seconds that are compared: differences of times are rounded by the hour."""
 
 
 @dataclass(frozen=True, slots=True)

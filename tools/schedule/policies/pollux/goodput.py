@@ -45,7 +45,7 @@ _GAMMA: Final = 6
 _FIRST_GAMMA: Final = 1.5
 _LOWEST: Final = np.array([np.log(_LEAST_S)] * _GAMMA + [1.0])
 _HIGHEST: Final = np.array([np.log(1e5)] * _GAMMA + [10.0])
-"""What a point lies between."""
+"""Highest point; with the lowest it bounds the search."""
 _STIFF: Final = 1e9
 """Curvature that holds a coordinate at its bound."""
 _UNIT: Final = np.eye(_GAMMA + 1)

@@ -46,7 +46,7 @@ _MOST_KEPT: Final = 8_000_000
 _LEAST_POPULATION: Final = 4
 _LEAST_FACTOR: Final = 0.01
 _FACTOR_DIGITS: Final = 4
-"""After the point."""
+"""Digits after the point."""
 Knowledge = Literal["profile", "measured"]
 """Where step times come from: the session's profile, or nothing but what the job itself has measured."""
 

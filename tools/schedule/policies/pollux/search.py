@@ -47,9 +47,9 @@ class PlacementProblem:
     most: Ints
     """Most GPUs a job may get, by job; at most the columns of ``speedups``, less one."""
     held: Matrices
-    """What the jobs hold now, as one matrix: [1, job, node]."""
+    """GPUs that the jobs hold now, as one matrix: [1, job, node]."""
     restart_factor: Floats
-    """What is left of the speedup of a running job that is moved or resized, by job."""
+    """Part that is left of the speedup of a running job that is moved or resized, by job."""
     together: Ints
     """GPUs of a replica that are on one node, by job; 1 if they may be on several."""
     fitted: Ints | None = None
@@ -416,7 +416,7 @@ class _Fittest(NamedTuple):
     """Matrices with their fitness and marks, which tell them apart."""
 
     ids: Ints
-    """Of their rows: [job, matrix]."""
+    """Ids of their rows: [job, matrix]."""
     fitness: Floats
     marks: Ints
 

@@ -76,7 +76,7 @@ class Terms(NamedTuple):
     """What is promised."""
 
     grace: float
-    """Of a job's time alone on the GPUs that it requests."""
+    """Part of a job's time alone on the GPUs that it requests."""
     grace_s: float
     deal_s: float
     lost_s: float
@@ -262,7 +262,7 @@ class _Account:
     until_s: float
     """Up to when it is counted."""
     rate: float = 0.0
-    """Of what the job was to hold then, should it end before it is asked about again."""
+    """Rate of what the job was to hold then, should it end before it is asked about again."""
     from_s: float = 0.0
 
 

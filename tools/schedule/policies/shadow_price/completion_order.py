@@ -24,7 +24,7 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
 )
 
 _ERROR: Final = 1e-15
-"""Of the sum of all weights, by job: far more than prices of concave curves differ from exact ones."""
+"""Part of the sum of all weights, by job: far more than prices of concave curves differ from exact ones."""
 _GAIN: Final = 1e-9
 """Relative saving below which an exchange is rounding."""
 FEW: Final = 3
@@ -108,7 +108,7 @@ class _Pass(Generic[Made]):
     """The job there is compared with the one that is held."""
     held: int
     price: float
-    """Of the job that is held."""
+    """Price of the job that is held."""
     made: Made
     """The worth of GPUs to those before it."""
     found: list[int]

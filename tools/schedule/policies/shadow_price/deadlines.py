@@ -32,11 +32,11 @@ from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.job_estimates import PoolColumns
 
 _PARTS: Final = (0.97, 0.9, 0.75, 0.6, 0.45, 0.3, 0.15, 0.05)
-"""Of what a job would earn if it ended as soon as it can: the utilities that a soft deadline stands for."""
+"""Parts of what a job would earn if it ended at once: the utilities that a soft deadline means."""
 _LAST: Final = 1e-5
 """The weight of a job that is given up."""
 _NOTHING: Final = 0.01
-"""Of the utility of a job: what earns less is given up."""
+"""Part of the utility of a job below which it is given up."""
 _LEAST_UTILITY: Final = 1e-100
 _LEAST_DECAY_PER_S: Final = 1e-12
 """A utility that falls more slowly does not fall while a job trains."""
@@ -234,7 +234,7 @@ class _Outline:
     left: float
     held: int
     lost_s: float
-    """What a change costs now."""
+    """Cost of a change now."""
     later_s: float
     """And one that is planned for later, with the wait for a decision."""
     footprint: float

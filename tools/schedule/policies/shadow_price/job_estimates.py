@@ -50,22 +50,22 @@ _QUEUE_GPU_S: Final = 60.0
 _QUEUE_FACTOR: Final = 4.0
 _AS_PROMISED: Final = np.ones(CELLS)
 _CLASS: Final = 1e5
-"""What a job counts over one of the class below: it may be as many times as long and still comes first."""
+"""Weight of a job over one of the class below: it may be as many times as long and still comes first."""
 _MOST_CLASSES: Final = 1e10
 """And the highest class over the lowest; sums beyond it lose the lowest to rounding."""
 _FAR_TOO_SLOW: Final = 0.03
-"""Of the speed that the profile promises: a job that is slower has stalled."""
+"""Part of the promised speed below which a job has stalled."""
 _LEAST_PACE: Final = 1e-3
 _FEWEST_CHANGES: Final = 3
 """Observed changes of a model from which on they say what its changes cost."""
 _CHANGES: Final = 9
-"""Of a model, the last of them."""
+"""Number of changes that are kept of a model, the last ones."""
 _FEW: Final = 100
 """Jobs that have ended and are not worth a thought."""
 _FAR_MORE: Final = 1.5
-"""Of the stated cost: less is not worth other decisions."""
+"""Ratio to the stated cost below which other decisions are not worth it."""
 _HeldSpeed = tuple[NodeGpus, int, JobKind | None, float]
-"""Of a job its GPUs, its batch, its kind, and its samples per second there."""
+"""GPUs, batch and kind of a job, and its samples per second there."""
 UnknownNoise = Literal["stated", "author"]
 """Any batch that the job states, once a job of its model has ended without reporting; or the author's."""
 
@@ -585,7 +585,7 @@ class PoolColumns:
     held: Ints
     """The size held in this pool; 0 for none, or one that is not among the sizes."""
     scattered: Floats
-    """What the place of a job leaves of its speed: 1 where it is as compact as can be."""
+    """Part of its speed that the place of a job leaves: 1 where it is as compact as can be."""
     runs: npt.NDArray[np.bool_]
     """Whether the job holds GPUs, here or in another pool."""
     weights: Floats

@@ -28,17 +28,17 @@ class SeatedJob:
     job_id: str
     gpus: int
     worth: float
-    """What it makes: those that lose least by a move make way."""
+    """Worth of it: those that lose least by a move make way."""
     held: NodeGpus = ()
     pinned: bool = False
     move_cost: float = 0.0
-    """What a move costs it, in the unit of ``worth``, over the time in which it has to pay."""
+    """Cost of a move, in the unit of ``worth``, over the time in which it has to pay."""
     together: int = 1
     """GPUs of a replica that are on one node; 1 if they may be on several."""
 
 
 Loss = Callable[[SeatedJob, NodeGpus], float]
-"""What a job makes less at a place than on as few nodes as possible, in the unit of its worth."""
+"""Loss of a job at a place, against on as few nodes as possible, in the unit of its worth."""
 
 
 def all_of_it(job: SeatedJob, place: NodeGpus) -> float:
@@ -302,7 +302,7 @@ class Placing:
         return found
 
     def _loss(self, row: int, job: SeatedJob, where: NodeGpus) -> float:
-        """What a job makes less at a place than at a compact one, while it is there."""
+        """Loss of a job at a place, against at a compact one, while it is there."""
         members = self.shares.members
         compact = self._goodput(row, job.gpus)
         if not compact > 0:

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 _HOUR_S = 3600.0
 _NOTICED = 1e-6
-"""Of the dwell time, after an end that is expected: rounding does not make it come too late to be seen."""
+"""Part of the dwell time after an expected end, so that rounding does not make the end come too late."""
 _SOONER = 0.4
-"""Of the dwell time, where several GPU types offer more changes."""
+"""Part of the dwell time, where several GPU types offer more changes."""
 _LEAST_ROUND = 0.02
-"""Of it, between two decisions of which the second awaits an end: that may come later than expected."""
+"""Part of it between two decisions of which the second awaits an end, which may come late."""
 
 
 class ShadowPrice(Policy):

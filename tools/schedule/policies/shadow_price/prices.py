@@ -26,16 +26,16 @@ import numpy as np
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 
 _FLAT: Final = 1e-13
-"""Of the largest rate; by less a curve is not convex."""
+"""Part of the largest rate below which a curve does not count as convex."""
 _HALVINGS: Final = 50
 _FILLS: Final = 8
 """Jobs that grow one after the other into what is left."""
 STAGES: Final = 64
 """Ends that are computed; later ones count as infinite."""
 _MOST_NUMBERS: Final = 4_000_000
-"""Of 8 bytes, kept from one decision to the next."""
+"""Maximum numbers of 8 bytes kept from one decision to the next."""
 _ENTRY: Final = 100
-"""What an entry takes beside its numbers."""
+"""Bytes of an entry without its numbers."""
 _DONE: Final = 1e-9
 """Part of a job's work that is rounding."""
 _FEW_PAIRS: Final = 4

@@ -77,7 +77,7 @@ class Sharer:
     """Samples at the beginning of the deal."""
     service_gpu_s: float = 0.0
     gpus: int = 0
-    """What it has in this deal; of its part, as many as make it fastest."""
+    """GPUs that it has in this deal; of its part, as many as make it fastest."""
     rate: float = 0.0
     target: float = 0.0
     """Samples at the end of the deal."""

@@ -30,13 +30,13 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
 )
 
 _REMEMBERED_GPUS: Final = 4096
-"""In a larger pool few prices have room in memory, and jobs change before one is asked for again."""
+"""Most GPUs of a pool whose prices are kept: in a larger one jobs change before one is used again."""
 _TIE: Final = 1e-6
 """Worth of a job's end, in weighted completion time, where the prices see no difference."""
 _PAYS: Final = 8.0
 """A change has at least this many times what it costs to pay, however soon other jobs change."""
 _ROUNDING: Final = 1e-9
-"""Of the sum of values; less may be lost to it."""
+"""Part of the sum of values that may be lost to rounding."""
 _MOST_LOST: Final = 0.95
 """The largest part of the value of a size that a change to it costs."""
 
@@ -66,7 +66,7 @@ class PoolShares:
     guard: Guard
 
     gpus: list[int] = field(init=False)
-    """By row, what each job gets."""
+    """GPUs of each job, by row."""
     served: list[int] = field(init=False)
     """Rows of the jobs that get any."""
 

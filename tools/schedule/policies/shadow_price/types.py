@@ -49,19 +49,19 @@ from pliant.tools.schedule.policies.shadow_price.sizes import (
 )
 
 _PART: Final = 1e-6
-"""Of a job, below which it gets nothing."""
+"""Part of a job below which it gets nothing."""
 _FEW_OPTIONS: Final = 1000
 """Fewer are solved as they are."""
 _WIDTH: Final = 0.1
-"""How far GPU prices may be from those of the last decision, relatively."""
+"""Relative distance of GPU prices from those of the last decision at most."""
 _APPROACHES: Final = 3
-"""How often they are taken from what came of it last."""
+"""Number of times that they are taken from the last result."""
 _CLEAR: Final = 1e-6
-"""Of the largest gain: ten times what the solver takes for equal."""
+"""Part of the largest gain: ten times what the solver takes for equal."""
 _EQUAL: Final = 1e-9
 _ATTEMPTS: Final = 60
 _OVER: Final = 1.5
-"""Of the way to where an option is clearly better: prices go a little beyond."""
+"""Multiple of the way to where an option is clearly better: prices go a little beyond."""
 _TURNS: Final = 4
 """The most times that each type is priced."""
 _HALVINGS: Final = 20
@@ -95,7 +95,7 @@ class _Assignment(NamedTuple):
 
 
 Places = Mapping[str, Mapping[int, int]]
-"""By job, its row in each type that it may have."""
+"""Row of each job in each type that it may have."""
 
 
 def shared_over_types(

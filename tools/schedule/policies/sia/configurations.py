@@ -39,7 +39,7 @@ class Limit(NamedTuple):
     least: int
     gpus: int
     node_gpus: int
-    """What a whole node counts for."""
+    """GPUs that a whole node counts for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class GpuType:
     nodes: Sequence[NodeState]
     gpus: int = field(init=False)
     node_gpus: int = field(init=False)
-    """Of the largest nodes, which alone count as whole nodes."""
+    """GPUs of the largest nodes, which alone count as whole nodes."""
 
     def __post_init__(self) -> None:
         sizes = [node.gpus for node in self.nodes]

@@ -61,9 +61,9 @@ class _Known:
 
     observations: int
     fits: Mapping[str, Fit]
-    """By GPU type."""
+    """Fits by GPU type."""
     candidates: dict[str, tuple[_Key, BatchCandidates]]
-    """By GPU type, with what they were made of."""
+    """Candidates by GPU type, with what they were made of."""
 
 
 class _Key(NamedTuple):

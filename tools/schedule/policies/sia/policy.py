@@ -33,7 +33,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 Floats = npt.NDArray[np.float64]
 _LEAST_FACTOR: Final = 0.01
 _DIGITS: Final = 4
-"""After the point, of a restart factor and of what enters the program: further ones would be those of a
+"""Digits after the point of a restart factor and of what enters the program: further ones would be those of a
 solver, of ages and of fits."""
 _GAP: Final = 1e-4
 """Part of the optimum by which a solution may miss it."""
@@ -269,13 +269,13 @@ class Candidate(NamedTuple):
     job: JobState
     row: GoodputRow
     held: Configuration | None
-    """What it holds; it is in the row."""
+    """Configuration that it holds; it is in the row."""
     factor: float
-    """Of every other configuration."""
+    """Factor of every other configuration."""
     restarts: bool
     """Whether it is restarting: then it keeps what it holds."""
     utilities: Floats
-    """By column of the row."""
+    """Utilities by column of the row."""
 
 
 class Term(NamedTuple):
