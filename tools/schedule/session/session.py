@@ -510,10 +510,10 @@ class Session:
     def _reclaim(self, quota: TeamQuota, time_s: float) -> list[Transition]:
         """Take back the GPUs that teams have borrowed and others are entitled to."""
         bound = [job for job_id in self.hidden.bound if (job := self.jobs[job_id]).requested]
-        updates = quota.reclaim_bound(bound, self.in_play.values(), self.cluster.drained, time_s)
+        updates = quota.reclaim.bound_updates(bound, self.in_play.values(), self.cluster.drained, time_s)
         done = self.set_allocations(updates, time_s) if updates else []
         unseen = [job for job_id, job in self.jobs.items() if job.gpus and self.hidden.hides(job_id)]
-        updates = quota.reclaim(self.in_play.values(), time_s, unseen)
+        updates = quota.reclaim.updates(self.in_play.values(), time_s, unseen)
         done += self.set_allocations(updates, time_s) if updates else []
         self.assigner.cut |= {each.job_id for each in updates if each.placement}
         return done

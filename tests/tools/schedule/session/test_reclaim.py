@@ -457,7 +457,7 @@ def test_no_entitled_job_waits_for_cpus_of_one_borrower(policy: str, seed: int) 
         for wait_s in range(3):
             held.decide(now_s + wait_s)
         assert held.quota is not None
-        own = {owner.team: given.own for owner, given in held.quota._entitled.items()}
+        own = {owner.team: given.own for owner, given in held.quota.reclaim.entitled.items()}
         holds = Counter(dict.fromkeys(own, 0))
         for each in held.jobs.values():
             holds[each.spec.user] += each.gpus

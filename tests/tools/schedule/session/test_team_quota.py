@@ -117,7 +117,7 @@ def test_limits_nodes_without_gpus_and_requested_sizes() -> None:
     held.decide(11.0)
     assert held.hidden.bound == {"c0": "n1"}
     assert held.quota
-    assert not held.quota._bound
+    assert not held.quota.reclaim.bound
 
     # y's eight of at least one do not fit five, so y gives way, and x's two are all that x can use.
     held = world(cluster(10), TWO)
