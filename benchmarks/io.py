@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts import typed_events
 from benchmarks.parts.figure import Figure
 from pliant.schemas import io
 from pliant.schemas.event import Event
+from pliant.schemas.events import typed
 from pliant.schemas.job import Gpus, Job, SampleWork
 
 MEASURES: Final = ("schemas",)
@@ -22,8 +24,11 @@ SEED = 20250117
 LIMIT_S = 5.0
 
 
-def figures(jobs: int = JOBS, events: int = EVENTS) -> list[Figure]:
-    """One reading and one writing of each form; writing includes making the records."""
+def figures(jobs: int = JOBS, events: int = EVENTS, replays: int = 200, lives: int = 20) -> list[Figure]:
+    """One reading and one writing of each form; writing includes making the records.
+
+    :param replays: logs of replays and of live runs that are typed and given back.
+    """
     with tempfile.TemporaryDirectory() as folder:
         listed, lines, table = (
             Path(folder) / name for name in ("jobs.jsonl", "events.jsonl", "events.parquet")
@@ -35,12 +40,14 @@ def figures(jobs: int = JOBS, events: int = EVENTS) -> list[Figure]:
             _figure("io_read_300k_events_s", lambda: io.read_events(lines)),
             _figure("io_write_300k_events_parquet_s", lambda: io.write_events(_events(events), table), None),
             _figure("io_read_300k_events_parquet_s", lambda: io.read_events(table)),
+            _figure("io_type_300k_events_s", lambda: [*map(typed, _events(events))]),
+            *typed_events.figures(replays, lives),
         ]
 
 
 def smallest() -> list[Figure]:
     """All of it, small."""
-    return figures(jobs=100, events=300)
+    return figures(jobs=100, events=300, replays=2, lives=1)
 
 
 def _figure(name: str, work: Callable[[], object], limit: float | None = LIMIT_S) -> Figure:

@@ -242,10 +242,6 @@ def stack(
 
 
 SCHEMA: Final = "pliant.why/1.1"
-_CHANGES: Final = frozenset(
-    {"start", "resume", "grow", "shrink", "move", "preempt", "requeue", "lost", "replaced"}
-)
-"""What happens to the GPUs of a job."""
 
 
 def why(
@@ -290,7 +286,7 @@ class _Answer:
         from pliant.tools.run.gateway.client import id_of
         from pliant.tools.run.gateway.connect import client_for
         from pliant.tools.run.statedir.state import no_such_job
-        from pliant.tools.run.watch.job_page import waiting_for
+        from pliant.tools.run.watch.job_page import GPU_CHANGES, waiting_for
         from pliant.tools.run.watch.job_status import known_ids, statuses
 
         client = client_for(state)
@@ -304,7 +300,7 @@ class _Answer:
         self.job: JobStatus = found
         self.waiting: Waiting | None = waiting_for(found, everything, self.status)
         happened = client.history(job_id)
-        self.changes: list[Happened] = [each for each in happened if each.event in _CHANGES]
+        self.changes: list[Happened] = [each for each in happened if each.event in GPU_CHANGES]
         events = client.cost_events(found) if found.log.started_s is not None else None
         self.cost: JobCost | None = None if events is None else self._cost(events)
         self.state = state

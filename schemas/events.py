@@ -9,8 +9,8 @@ was not stated. Keys that a class does not know, and values of another type than
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from types import NoneType
@@ -85,6 +85,11 @@ class RunBegan(_Happened):
     stated: Mapping[str, Any] | None = field(default=None, kw_only=True)
     """Fields of a :class:`~pliant.schemas.runinfo.RunInfo`."""
 
+    @property
+    def policy(self) -> str:
+        """The policy that decided at first."""
+        return str((self.stated or {}).get("policy", ""))
+
     def info(self) -> RunInfo:
         """:raises ValidationError: it does not say what a run has to say."""
         from pliant.schemas.runinfo import RunInfo
@@ -100,6 +105,18 @@ class Submitted(_Happened):
 
     stated: Mapping[str, Any] | None = field(default=None, kw_only=True)
     """Fields of a :class:`~pliant.schemas.runinfo.SubmitDetail`."""
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The job as it was written."""
+        spec: Mapping[str, Any] = (self.stated or {}).get("job", {})
+        return spec
+
+    @property
+    def uid(self) -> int | None:
+        """The account that submitted it; None: the owner of the state directory."""
+        uid: int | None = (self.stated or {}).get("uid")
+        return uid
 
     def submission(self) -> SubmitDetail:
         """:raises ValidationError: it does not describe a job."""
@@ -394,6 +411,7 @@ class _Ordered(_Happened):
 
     user: str | None = None
     uid: int | None = None
+    reason: str | None = None
     order: int | None = None
     """Number of the order."""
 
@@ -437,7 +455,6 @@ class Drained(_Ordered):
     name = "drain"
 
     node: str = ""
-    reason: str | None = None
     now: bool | None = None
     """Whether its jobs leave it at once."""
     until: float | None = None
@@ -463,6 +480,8 @@ TypedEvent = (
 )  # fmt: skip
 
 _BY_NAME: Final[Mapping[EventName, type[TypedEvent]]] = {kind.name: kind for kind in get_args(TypedEvent)}
+PLACED: Final[Mapping[str, type[Placed]]] = {kind.name: kind for kind in get_args(Placed)}
+"""Kinds of events that give a job GPUs, by their names."""
 _ANYTHING: Final = frozenset({str, int, float, bool, list, tuple, dict})
 _TYPES: Final[Mapping[str, frozenset[type]]] = {
     "str": frozenset({str}),
@@ -526,14 +545,20 @@ def row_of(event: TypedEvent) -> Event:
     )
 
 
+def with_only(row: Event, keys: Container[str]) -> Event:
+    """A row that says nothing but these keys beside its columns."""
+    detail = {key: value for key, value in (row.detail or {}).items() if key in keys}
+    return replace(row, detail=detail)
+
+
 def detail_of(event: TypedEvent) -> Mapping[str, Any] | None:
     """What a row says beside its columns."""
     if isinstance(event, RunBegan | Submitted):
         return event.stated
-    other, detail = event.other or {}, dict[str, Any]()
-    for key in dict.fromkeys((*(event.keys or ()), *_keys_of(event.name), *other)):
+    known, other, detail = _keys_of(event.name), event.other or {}, dict[str, Any]()
+    for key in dict.fromkeys((*(event.keys or ()), *known, *other)):
         if key in other:
             detail[key] = other[key]
-        elif (value := getattr(event, key)) != _UNSTATED.get(key):
+        elif key in known and (value := getattr(event, key)) != _UNSTATED.get(key):
             detail[key] = None if value is Null.NULL else value
     return detail if detail or event.keys is not None else None

@@ -8,6 +8,7 @@ checksum.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from pydantic_core import InitErrorDetails, SchemaValidator, ValidationError
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, Event
+from pliant.schemas.events import TypedEvent, typed
 from pliant.schemas.file_io.columns import validator
 from pliant.schemas.file_io.files import PARQUET_MAGIC, sync_folder, write_all, write_error
 from pliant.schemas.file_io.json_lines import (
@@ -155,6 +157,26 @@ class EventColumns(NamedTuple):
     """0 where there is none."""
     detail: Sequence[Detail | None]
     """A text where the events come from a Parquet file."""
+
+    def stated(self, at: int) -> Detail:
+        """All that an event says beside its columns."""
+        return self.detail[at] or {}
+
+    def may_say(self, at: int, *keys: str) -> bool:
+        """Whether it is worth parsing an event for one of these keys.
+
+        A text with a backslash may spell them otherwise.
+        """
+        detail = self.detail[at]
+        if isinstance(detail, str):
+            return "\\" in detail or any(f'"{key}"' in detail for key in keys)
+        return bool(detail)
+
+    def typed(self, at: int) -> TypedEvent:
+        """An event by its time, its name and what it says beside its columns."""
+        detail = self.detail[at]
+        said = json.loads(detail) if isinstance(detail, str) else detail
+        return typed(Event(self.time_s.item(at), EVENT_NAMES[self.event[at]], detail=said))
 
 
 def event_columns(data: bytes | Path, source: str) -> Iterator[EventColumns]:

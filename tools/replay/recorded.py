@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EventName
+from pliant.schemas.events import Finished, Preempted, Resumed, Started, Submitted
 from pliant.schemas.file_io.record import MOST, MOST_GPUS
 from pliant.schemas.job import Job
 from pliant.schemas.job_table import one_of_each
@@ -194,20 +195,20 @@ def follow(engine: Engine, jobs: Sequence[Job], describe: Describe) -> None:
     # Time, order at one moment, number of the job, event, GPUs from then on, part of the work done.
     entries: list[tuple[float, int, int, EventName, int, float]] = []
     for place, job in enumerate(jobs):
-        entries.append((job.submit_time, 1, place, "submit", 0, 0.0))
+        entries.append((job.submit_time, 1, place, Submitted.name, 0, 0.0))
         runs = runs_of(job)
         gpu_seconds = [(run.end_s - run.start_s) * run.gpus for run in runs]
         parts = [done / (sum(gpu_seconds) or 1.0) for done in accumulate(gpu_seconds, initial=0.0)]
         for number, run in enumerate(runs):
-            begin: EventName = "resume" if number else "start"
-            end: EventName = "preempt" if number + 1 < len(runs) else "finish"
+            begin: EventName = Resumed.name if number else Started.name
+            end: EventName = Preempted.name if number + 1 < len(runs) else Finished.name
             entries.append((run.start_s, 2, place, begin, run.gpus, parts[number]))
             entries.append((run.end_s, 0 if run.end_s > run.start_s else 3, place, end, 0, parts[number + 1]))
     states = [job_state(job, engine.session.cluster.speeds) for job in jobs]
     for time_s, _, place, event, gpus, part in sorted(entries, key=lambda each: each[:3]):
         state = states[place]
-        if event == "submit":
+        if event == Submitted.name:
             log.add(time_s, event, state.id, detail=describe(state))
             continue
         log.add(time_s, event, state.id, gpus=gpus, samples_done=part * (state.total_samples or 0.0))
-        engine.counters.finished += event == "finish"
+        engine.counters.finished += event == Finished.name

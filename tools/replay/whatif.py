@@ -20,7 +20,8 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from pliant.schemas.event import ENDS, RESCALES, End, Event
+from pliant.schemas.event import ENDS, RESCALES, STARTS, End, Event
+from pliant.schemas.events import Finished
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
@@ -200,7 +201,7 @@ def _outcome(
         known = jobs.get(event.job or "")
         if event.job is None or known is None:
             continue
-        if event.event in ("start", "resume") and not known.runs and known.start_s is None:
+        if event.event in STARTS and not known.runs and known.start_s is None:
             jobs[event.job] = replace(known, gpus=event.gpus or 0, start_s=event.time)
         elif (end := ENDS.get(event.event)) is not None:
             jobs[event.job] = replace(known, end_s=event.time, end=end)
@@ -248,7 +249,7 @@ def _why(job: JobState, session: Session, speeds: CorrectedSpeeds, *, is_cut: bo
 
 def _gpu_use(events: Sequence[Event], up_gpus: int) -> float | None:
     """:param events: first what jobs hold, then what changes."""
-    ends = [event.time for event in events if event.event == "finish"]
+    ends = [event.time for event in events if event.event == Finished.name]
     first_s, last_s = (events[0].time, max(ends)) if ends else (0.0, 0.0)
     if last_s <= first_s or not up_gpus:
         return None

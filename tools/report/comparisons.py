@@ -6,6 +6,7 @@ from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.events import Started
 from pliant.tools.report.isolated import rate_at
 from pliant.tools.report.job_record import JobRecord
 from pliant.tools.report.metrics import mean
@@ -103,7 +104,7 @@ def _parts(job: JobRecord) -> Parts | None:
 
 
 def _startup_s(job: JobRecord) -> float:
-    return sum(step.overhead_s for step in job.steps if step.event == "start")
+    return sum(step.overhead_s for step in job.steps if step.event == Started.name)
 
 
 def _overhead_s(job: JobRecord) -> float:

@@ -14,7 +14,24 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, Literal
 
-from pliant.schemas.event import PLACED, STARTS, Event
+from pliant.schemas.event import STARTS, Event
+from pliant.schemas.events import (
+    Checkpointed,
+    Ended,
+    Failed,
+    Finished,
+    Moved,
+    Placed,
+    Preempted,
+    Progressed,
+    Requeued,
+    Resized,
+    Resumed,
+    Started,
+    Trained,
+    TypedEvent,
+    typed,
+)  # fmt: skip
 from pliant.schemas.text import counted, in_gpu_hours, in_gpus, rate_text
 from pliant.tools.report.comparisons import relative_speed
 from pliant.tools.report.job_record import AllocationStep, JobRecord
@@ -23,8 +40,7 @@ from pliant.tools.report.records import RunRecord
 
 _Loss = Literal["starts", "changes", "checkpoints", "failures"]
 _LOSSES: Final[Sequence[_Loss]] = ("starts", "changes", "checkpoints", "failures")
-_FAILED: Final = frozenset({"requeue", "fail"})
-_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
+_FAILED: Final = frozenset({Requeued.name, Failed.name})
 _HOUR_S: Final = 3600.0
 _AS_CHEAP: Final = 1 + 1e-9
 NO_PROFILE: Final = "there is no profile"
@@ -83,7 +99,7 @@ def job_cost(
     account = _Account([*job.held(until_s)])
     for event in events:
         if event.job == job_id:
-            account.take(replace(event, time=event.time - run.origin_s))
+            account.take(typed(replace(event, time=event.time - run.origin_s)))
     account.charge_idle(job)
     tells = account.reported or job.job.changes_in_place
     job.samples_done = job.samples_done if samples_done is None else samples_done
@@ -137,35 +153,44 @@ class _Account:
     def reported(self) -> bool:
         return bool(self._trained)
 
-    def take(self, event: Event) -> None:
-        detail = event.detail or {}
-        self.stopped_gpu_s += _HOUR_S * float(detail.get("lost_gpu_hours", 0.0))
-        if event.event in PLACED:
-            self._place(event.event, event.time, setback="setback" in detail)
-        elif event.event in ("preempt", "requeue"):
-            self._stopped_by = "changes" if event.event == "preempt" else "failures"
+    def take(self, event: TypedEvent) -> None:
+        if isinstance(event, Placed | Preempted | Requeued | Ended):
+            self.stopped_gpu_s += _HOUR_S * (event.lost_gpu_hours or 0.0)
+        if isinstance(event, Placed):
+            self._place(event)
+        elif isinstance(event, Preempted | Requeued):
+            self._stopped_by = "changes" if isinstance(event, Preempted) else "failures"
         if event.overhead_seconds:
-            cause: _Loss = "changes"
-            if event.event == "checkpoint":
-                cause = "checkpoints"
-            elif "lost" in detail:
-                cause = "failures"
-            elif "after" in detail or event.event in PLACED:
-                cause = self._placed_by
-            self._charge(cause, event.time, event.overhead_seconds)
-        if event.event in _REPORTS and "lost_workers" not in detail:
+            self._charge(self._cause(event), event.time, event.overhead_seconds)
+        lost_workers = event.lost_workers if isinstance(event, Progressed) else None
+        is_report = isinstance(event, Trained | Finished)
+        if is_report and lost_workers is None:
             self._trained |= {max(self._starts)} if self._starts else set()
         if event.samples_done is not None:
-            self._reach(event, went_back=self._began_again or "lost_samples" in detail)
-            self._began_again &= event.event not in _REPORTS
+            went_back = isinstance(event, Checkpointed) and event.lost_samples is not None
+            self._reach(event, went_back=self._began_again or went_back)
+            self._began_again &= not is_report
 
-    def _place(self, name: str, time_s: float, *, setback: bool) -> None:
-        if name in STARTS:
-            self._placed_by = self._stopped_by if name == "resume" else "starts"
-            self._starts[time_s] = self._placed_by
+    def _cause(self, event: TypedEvent) -> _Loss:
+        """What the time that an event cost is charged to."""
+        match event:
+            case Checkpointed():
+                return "checkpoints"
+            case Progressed(lost=lost) if lost is not None:
+                return "failures"
+            case Started() | Resized() | Moved():
+                return self._placed_by
+            case Progressed(after=after) if after is not None:
+                return self._placed_by
+        return "changes"
+
+    def _place(self, event: Placed) -> None:
+        if isinstance(event, Started):
+            self._placed_by = self._stopped_by if isinstance(event, Resumed) else "starts"
+            self._starts[event.time] = self._placed_by
             self._began_again = True
         else:
-            self._placed_by = "failures" if setback else "changes"
+            self._placed_by = "changes" if event.setback is None else "failures"
 
     def _charge(self, cause: _Loss, time_s: float, seconds: float) -> None:
         held = (step.counted_gpus for start_s, _, step in reversed(self._held) if start_s <= time_s)
@@ -173,7 +198,7 @@ class _Account:
         self.lost[cause] += gpus * seconds
         self._charges.append((time_s, gpus * seconds))
 
-    def _reach(self, event: Event, *, went_back: bool) -> None:
+    def _reach(self, event: TypedEvent, *, went_back: bool) -> None:
         """Follow the training; what lies between here and the furthest point is trained again."""
         samples = event.samples_done or 0.0
         if self._trail and samples < self._trail[-1][1]:

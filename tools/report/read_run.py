@@ -6,7 +6,6 @@ at one by one. A job is known by its id as long as it lives, and then by its row
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -21,6 +20,17 @@ from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT_NAMES, FREES, OF_THE_CLUSTER, Event
+from pliant.schemas.events import (
+    Decided,
+    NodeDown,
+    NodeUp,
+    Placed,
+    Progressed,
+    Rejected,
+    RunBegan,
+    Trained,
+    TypedEvent,
+)  # fmt: skip
 from pliant.schemas.file_io.events import (
     UNSTATED,
     Detail,
@@ -144,13 +154,15 @@ class _Block:
         job = self.job[at]
         return self.columns.job_ids[job] if job >= 0 else None
 
-    def has(self, at: int, key: str) -> bool:
-        """Whether the detail of an event has this key."""
-        detail = self.columns.detail[at]
-        return detail is not None and _may_have(detail, key) and key in _fields(detail)
+    def goes_on(self, at: int) -> bool:
+        """Whether an event is of the first step after a change."""
+        event = self.columns.typed(at) if self.columns.may_say(at, "after") else None
+        return isinstance(event, Progressed) and event.after is not None
 
-    def fields(self, at: int) -> Mapping[str, Any]:
-        return _fields(self.columns.detail[at])
+    def partner(self, at: int) -> str | None:
+        """The job that already trains on the GPUs that an event gives to a job."""
+        event = self.columns.typed(at) if self.columns.may_say(at, "beside") else None
+        return event.beside if isinstance(event, Placed) else None
 
     def known_rows(self) -> Integers:
         """The rows of all events, -1 where the job was not submitted before it."""
@@ -317,11 +329,11 @@ class _Fold:
         """Read what the first event says about the run. Returns False if it says nothing."""
         if number > 1:
             return False
-        detail = columns.detail[0]
-        if EVENT_NAMES[columns.event[0]] != "decision" or "policy" not in _fields(detail):
+        event = columns.typed(0)
+        if not isinstance(event, RunBegan) and not (isinstance(event, Decided) and event.policy is not None):
             self._problem(number, "does not name the run, expected a decision that says policy and cluster")
             return False
-        self.info = self._parse(RunInfo, detail or {}, number)
+        self.info = self._parse(RunInfo, columns.stated(0), number)
         if self.info is None:
             return False
         self.guesses = guesses_speeds(self.info)
@@ -356,15 +368,15 @@ class _Fold:
             look = self.looks.get(EVENT_NAMES[columns.event[at]])
             if look is not None:
                 look(block, at)
-            elif columns.detail[at] and (row := block.row(at)) >= 0:
-                step = self._told(row, EVENT_NAMES[columns.event[at]], columns.detail[at] or {})
+            elif columns.may_say(at, *_TOLD) and (row := block.row(at)) >= 0:
+                step = self._told(row, columns.typed(at))
                 observed += [] if step is None else [(at, step)]
         return observed
 
     def _submit(self, block: _Block, at: int) -> None:
         columns, number, job_id = block.columns, block.first + at, block.job_id(at) or ""
         try:
-            described = self.submitted.add(columns.time_s.item(at), job_id, columns.detail[at] or {}, number)
+            described = self.submitted.add(columns.time_s.item(at), job_id, columns.stated(at), number)
         except ValidationError as error:
             self._refuse(error, number)
             return
@@ -377,46 +389,43 @@ class _Fold:
             block.since[job] = at
 
     def _decision(self, block: _Block, at: int) -> None:
-        detail, number = block.fields(at), block.first + at
-        if isinstance(detail.get("policy"), str):
-            self.policies[detail["policy"]] = None
-        for name, take in (("forecasts", _forecast), ("admissions", _admission)):
-            told = detail.get(name)
-            for job_id, detail_of_job in told.items() if isinstance(told, Mapping) else ():
+        event, number = block.columns.typed(at), block.first + at
+        if isinstance(event, RunBegan):
+            self.policies[event.policy] = None
+        if not isinstance(event, Decided):
+            return
+        if event.policy is not None:
+            self.policies[event.policy] = None
+        for said, take in ((event.forecasts, _forecast), (event.admissions, _admission)):
+            for job_id, said_of_job in (said or {}).items():
                 row = self._row_of(job_id)
                 if row >= 0:
-                    take(self._said(row), detail_of_job)
-        if detail.get("teams"):
-            detail_of_job = self._parse(_Teams, {"teams": detail["teams"]}, number)
-            self.teams += (
-                [] if detail_of_job is None else [(block.columns.time_s.item(at), detail_of_job.teams)]
-            )
-        seconds = detail.get("decision_seconds")
-        if isinstance(seconds, int | float) and number > 1:
+                    take(self._said(row), said_of_job)
+        if event.teams:
+            standings = self._parse(_Teams, {"teams": event.teams}, number)
+            self.teams += [] if standings is None else [(event.time, standings.teams)]
+        if event.decision_seconds is not None and number > 1:
             self.decisions += 1
-            self.decision_seconds += seconds
+            self.decision_seconds += event.decision_seconds
 
     def _node(self, block: _Block, at: int) -> None:
         """Slots out of service and drained nodes, of which other events tell, still count as capacity."""
-        event, name = EVENT_NAMES[block.columns.event[at]], block.fields(at).get("node")
-        if name not in self.node_gpus:
-            text = f"{event} of {name!r}, which is not in the cluster"
+        event = block.columns.typed(at)
+        if not isinstance(event, NodeDown | NodeUp) or event.node not in self.node_gpus:
+            text = f"{event.name} of {getattr(event, 'node', '')!r}, which is not in the cluster"
             self._problem(block.first + at, text, "/detail/node")
             return
-        (self.down.add if event == "node_down" else self.down.discard)(name)
+        (self.down.add if isinstance(event, NodeDown) else self.down.discard)(event.node)
         gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
         self.capacity.append((block.columns.time_s.item(at), gpus))
 
-    def _told(self, row: int, name: str, detail: Detail) -> ObservedStep | None:
-        """Take what the detail of an event says of its job. Returns the time of a step that it tells of."""
-        if not _may_have(detail, *_TOLD):
-            return None
-        fields = _fields(detail)
-        if name == "progress" and "progress" in fields:
-            _forecast(self._said(row), fields["progress"])
-        if name in ("progress", "reject") and "admission" in fields:
-            _admission(self._said(row), fields["admission"])
-        return _observed(fields.get("observed")) if name in REPORTS else None
+    def _told(self, row: int, event: TypedEvent) -> ObservedStep | None:
+        """Take what an event says of its job. Returns the time of a step that it tells of."""
+        if isinstance(event, Progressed) and event.progress is not None:
+            _forecast(self._said(row), event.progress)
+        if isinstance(event, Progressed | Rejected) and event.admission is not None:
+            _admission(self._said(row), event.admission)
+        return _observed(event.observed) if isinstance(event, Trained) else None
 
     def _said(self, row: int) -> SaidOfJob:
         return self.said.setdefault(row, SaidOfJob())
@@ -440,7 +449,7 @@ class _Fold:
         """Follow which jobs train on the same GPUs, where any do."""
         columns = block.columns
         places = np.flatnonzero(_SHARES[columns.event] & (rows >= 0)).tolist()
-        named = {at: name for at in places if (name := _beside(columns.detail[at])) is not None}
+        named = {at: name for at in places if (name := block.partner(at)) is not None}
         if not named and not self.beside:
             return
         for at in places:
@@ -469,7 +478,7 @@ class _Fold:
             samples_done = np.full(len(changes.job), nan)
             samples_done[places] = columns.samples_done[at]
             goes_on = np.zeros(len(changes.job), bool)
-            goes_on[places] = [block.has(event, "after") for event in at.tolist()]
+            goes_on[places] = [block.goes_on(event) for event in at.tolist()]
             self.reports.add(samples_done, goes_on)
         self.changes.add(changes)
 
@@ -514,26 +523,6 @@ class _Fold:
 
 class _Teams(Record):
     teams: tuple[TeamStanding, ...]
-
-
-def _fields(detail: Detail | None) -> Mapping[str, Any]:
-    fields: Mapping[str, Any] = json.loads(detail) if isinstance(detail, str) else detail or {}
-    return fields
-
-
-def _may_have(detail: Detail, *keys: str) -> bool:
-    """Whether it is worth parsing for one of these keys. A text with a backslash may spell them otherwise."""
-    if not isinstance(detail, str):
-        return True
-    return "\\" in detail or any(f'"{key}"' in detail for key in keys)
-
-
-def _beside(detail: Detail | None) -> str | None:
-    """The job that already trains on the GPUs that a job is given."""
-    if not detail or not _may_have(detail, "beside"):
-        return None
-    partner = _fields(detail).get("beside")
-    return partner if isinstance(partner, str) else None
 
 
 def _forecast(said: SaidOfJob, forecast: object) -> None:

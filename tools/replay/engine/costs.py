@@ -8,7 +8,8 @@ from statistics import fmean, median
 from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.event import RESCALES, STARTS, Event
+from pliant.schemas.event import RESCALES, Event
+from pliant.schemas.events import Finished, Progressed, Started, Submitted, Trained, typed
 from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
@@ -17,7 +18,6 @@ from pliant.tools.profile.throughput import by_model, rescales
 from pliant.tools.replay.options import DEFAULT_COST_S, stated_numbers
 
 Kind = Literal["start", "rescale", "resume"]
-_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +126,19 @@ def costs_from_events(events: Iterable[Event]) -> MeasuredCosts:
     reported_s: dict[str, float] = {}
     leaves: dict[str, list[float]] = {}
     by_kind: dict[str, dict[str, list[float]]] = {"start": {}, "rescale": {}, "resume": {}}
-    for event in events:
-        detail = event.detail or {}
+    for event in map(typed, events):
         if event.job is None:
             continue
-        if event.event == "submit":
-            models[event.job] = str(detail.get("job", {}).get("model", ""))
-        change = str(detail.get("after")) if event.event == "progress" else event.event
-        if event.event in STARTS:
+        if isinstance(event, Submitted):
+            models[event.job] = str(event.spec.get("model", ""))
+        change = event.after if isinstance(event, Progressed) else event.name
+        if isinstance(event, Started):
             reported_s.pop(event.job, None)  # of workers that are gone
-        if event.event in _REPORTS and "attempt" in detail:
+        if isinstance(event, Trained) and event.attempt is not None:
             reported_s[event.job] = event.time
-        if event.event == "finish" and event.job in reported_s:
+        if isinstance(event, Finished) and event.job in reported_s:
             leaves.setdefault(models.get(event.job, ""), []).append(event.time - reported_s[event.job])
-        seconds_by_model = by_kind.get("rescale" if change in RESCALES else change)
+        seconds_by_model = by_kind.get("rescale" if change in RESCALES else change or "")
         if seconds_by_model is not None and event.overhead_seconds is not None:
             seconds_by_model.setdefault(models.get(event.job, ""), []).append(event.overhead_seconds)
     costs = _measured(by_kind["start"], by_kind["rescale"], by_kind["resume"])

@@ -13,6 +13,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pliant.schemas.event import EventName
+from pliant.schemas.events import (
+    Cancelled,
+    Decided,
+    Finished,
+    Moved,
+    NodeDown,
+    NodeUp,
+    Progressed,
+    Rejected,
+    Requeued,
+    Submitted,
+)
 from pliant.schemas.job import Job
 from pliant.schemas.job_table import in_order
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
@@ -256,7 +268,8 @@ class Engine:
             state.arrival = self._order(spec)
         if state.id in session.hidden.held:
             session.admission.release(state.id, now_s)
-        self.log.add(now_s, "submit", state.id, detail=self._describe(state) if self._describe else None)
+        detail = self._describe(state) if self._describe else None
+        self.log.add(now_s, Submitted.name, state.id, detail=detail)
 
     def _finish(self, job_id: str, now_s: float) -> None:
         self._quiet_decisions = 0
@@ -264,7 +277,7 @@ class Engine:
         trained = self._running.finish(job_id)
         job = self.session.end(job_id, now_s)
         job.report_progress(now_s, trained)
-        self.log.add(now_s, "finish", job_id, gpus=0, samples_done=trained)
+        self.log.add(now_s, Finished.name, job_id, gpus=0, samples_done=trained)
         self._tell_progress()
 
     def _look_for_arrival(self) -> None:
@@ -275,13 +288,13 @@ class Engine:
         self._quiet_decisions = 0
         for job_id, reason in self.session.end_unsatisfiable(now_s).items():
             self.counters.cancelled += 1
-            self.log.add(now_s, "cancel", job_id, gpus=0, detail=compact_json({"reason": reason}))
+            self.log.append(Cancelled(now_s, job_id, 0, reason=reason))
             self._tell_progress()
 
     def _node_event(self, node: str, now_s: float, *, up: bool) -> None:
         self._quiet_decisions = 0
         self._node_events_ahead -= 1
-        self.log.add(now_s, "node_up" if up else "node_down", detail=compact_json({"node": node}))
+        self.log.append(NodeUp(now_s, node=node) if up else NodeDown(now_s, node=node))
         if up:
             self.session.maintenance.node_up(node, now_s)
             return
@@ -289,7 +302,7 @@ class Engine:
         for job in self.session.maintenance.node_down(node, now_s):
             self._running.leave(job.id, now_s)
             job.report_progress(now_s, saved[job.id])
-            self.log.add(now_s, "requeue", job.id, gpus=0, samples_done=job.samples_done(now_s))
+            self.log.add(now_s, Requeued.name, job.id, gpus=0, samples_done=job.samples_done(now_s))
             self._running.follow_regimes(job, now_s)
 
     # What the policy makes of it.
@@ -314,13 +327,12 @@ class Engine:
             self._note_teams(now_s)
         for job_id, said in session.decided.admissions.items():
             if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
-                words = compact_json({"admission": said})
-                self.log.add(now_s, "progress", job_id, gpus=job.log_gpus, detail=words)
+                self.log.append(Progressed(now_s, job_id, job.log_gpus, admission=said))
         if session.hidden.unsatisfiable:
             self._cancel_unsatisfiable(now_s)
         if self._forecasts is not None:
-            for job, detail in self._forecasts.due(session, now_s):
-                self.log.add(now_s, "progress", job.id, gpus=job.log_gpus, detail=compact_json(detail))
+            for job, forecast in self._forecasts.due(session, now_s):
+                self.log.append(Progressed(now_s, job.id, job.log_gpus, progress=forecast))
 
     def _note_teams(self, now_s: float) -> None:
         """Log how teams stand, where that has changed."""
@@ -330,7 +342,7 @@ class Engine:
         seen = [{name: value for name, value in each.items() if name in _OF_A_CHANGE} for each in standings]
         if seen != self._teams:
             self._teams = seen
-            self.log.add(now_s, "decision", detail=compact_json({"teams": standings}))
+            self.log.append(Decided(now_s, teams=standings))
 
     def _apply(self, transition: Transition, now_s: float) -> None:
         job, step, before, reason = transition
@@ -338,12 +350,12 @@ class Engine:
         left = self._running.leave(job.id, now_s) if before else None
         if step == "reject":
             self.counters.rejected += 1
-            said = self.session.decided.admissions.get(job.id)
-            detail = compact_json({"reason": reason} | ({"admission": said} if said else {}))
-            self.log.add(now_s, "reject", job.id, gpus=0, samples_done=done, detail=detail)
+            said = self.session.decided.admissions.get(job.id) or None
+            event = Rejected(now_s, job.id, 0, samples_done=done, reason=reason, admission=said)
+            self.log.append(event)
             self._tell_progress()
             return
-        name: EventName = "move" if step == "rebatch" else step
+        name: EventName = Moved.name if step == "rebatch" else step
         if not job.gpus:
             self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
             return

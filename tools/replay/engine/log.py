@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Any, Final, TypeVar
 
 from pliant.schemas.event import EVENT, EVENT_NAMES, Event, EventName
+from pliant.schemas.events import Rejected, TypedEvent, detail_of
 from pliant.schemas.file_io.json_lines import header
 from pliant.tools.schedule.jobs import NodeGpus
 
@@ -26,6 +27,7 @@ BLOCK: Final = 1 << 16
 NO_NUMBER: Final = -1
 """Stands for null in the columns of integers; NaN does in those of floats."""
 _NAN: Final = float("nan")
+_REJECT: Final = Rejected.name
 _CODES: Final = {name: code for code, name in enumerate(EVENT_NAMES)}
 _INTEGERS: Final = ("event", "job", "gpus", "placement", "global_batch")
 _FLOATS: Final = ("time", "samples_done", "overhead_seconds")
@@ -160,9 +162,22 @@ class EventLog:
         )
         if detail is not None:
             self.details[row] = detail
-        if event == "reject" and job is not None:
+        if event == _REJECT and job is not None:
             self.rejects.append((job, detail))
         return row
+
+    def append(self, event: TypedEvent) -> None:
+        """As :meth:`add`, of an event with more than its columns."""
+        detail, gpus, batch = detail_of(event), event.gpus, event.global_batch
+        self.add(
+            *(event.time, event.name, event.job),
+            gpus=NO_NUMBER if gpus is None else gpus,
+            placement=event.placement,
+            global_batch=NO_NUMBER if batch is None else batch,
+            samples_done=_NAN if event.samples_done is None else event.samples_done,
+            overhead_s=_NAN if event.overhead_seconds is None else event.overhead_seconds,
+            detail=None if detail is None else compact_json(detail),
+        )
 
     # What follows is of the rows in the columns.
 

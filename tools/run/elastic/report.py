@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from pliant.schemas.errors import PliantError
-from pliant.schemas.event import Event, EventName
+from pliant.schemas.events import Checkpointed, EpochEnded, Progressed, Trained, row_of
 from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.state.checkpoint import Saved
@@ -131,10 +131,10 @@ class Reporter:
         plan, change, self._reached = self._context.plan, self._change, counters
         if change is not None:
             self._change = None
-            self._progress(counters, *_cost_of(change, plan, now, step_s))
+            self._progress(counters, _change_done(change, plan, now, step_s))
         elif not self._started:
             ready_s = process_age_s()
-            self._progress(counters, _first(plan, ready_s), ready_s - step_s)
+            self._progress(counters, _first(plan, ready_s, ready_s - step_s))
         else:
             self._steps.add(step_s, 1)
             if now < self._due_s:
@@ -142,7 +142,8 @@ class Reporter:
             measured = self._newest.measured
             measured |= self._measured()
             if measured and (now >= self._keep_due_s or measured.keys() - self._kept):
-                self._progress(counters, measured)
+                speed_s, noise = measured.get("step_seconds"), measured.get("noise_scale")
+                self._progress(counters, Progressed(time.time(), step_seconds=speed_s, noise_scale=noise))
                 self._keep_due_s = now + plan.history_s
                 self._kept |= measured.keys()
         if change is not None or not self._started:
@@ -173,7 +174,8 @@ class Reporter:
 
     def epoch_done(self, counters: TrainingCounters, loss: float | None, metric: float | None) -> None:
         self._reported_at = counters.step
-        self._history.write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
+        event = EpochEnded(time.time(), loss=loss, metric=metric, epoch=counters.epoch)
+        self._history.write(event, counters)
 
     def checkpoint_ended(self, saved: Saved) -> None:
         """Training goes on whatever became of it."""
@@ -186,7 +188,7 @@ class Reporter:
     def measured(self, counters: TrainingCounters, metric: float) -> None:
         """A metric of a script that evaluates between steps."""
         if self._context.rank == 0:
-            self._history.write("progress", counters, metric=metric, detail={"step": counters.step})
+            self._history.write(Progressed(time.time(), metric=metric, step=counters.step), counters)
 
     def warn(self, counters: TrainingCounters, text: str) -> None:
         _log.warning("%s", text)
@@ -204,17 +206,10 @@ class Reporter:
         self.flush()
         self._history.close()
 
-    def _progress(
-        self,
-        counters: TrainingCounters,
-        detail: Mapping[str, Any] | None = None,
-        overhead_s: float | None = None,
-    ) -> None:
-        overhead_s = None if overhead_s is None else max(0.0, overhead_s)
+    def _progress(self, counters: TrainingCounters, event: Progressed | None = None) -> None:
         self._reported_at = counters.step
-        self._history.write(
-            "progress", counters, loss=self._loss.value(), overhead_seconds=overhead_s, detail=detail
-        )
+        event = Progressed(time.time()) if event is None else event
+        self._history.write(replace(event, loss=self._loss.value()), counters)
         self._loss = Mean()
 
 
@@ -311,26 +306,33 @@ def process_age_s(pid: int | None = None) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
-    detail = {"first_step": True, "ready_s": round(ready_s, 3), "generation": plan.generation}
-    return {**detail, "mechanism": "relaunched", "reason": plan.reason} if plan.reason else detail
+def _first(plan: Plan, ready_s: float, cost_s: float) -> Progressed:
+    return Progressed(
+        time.time(),
+        overhead_seconds=max(0.0, cost_s),
+        first_step=True,
+        ready_s=round(ready_s, 3),
+        generation=plan.generation,
+        mechanism="relaunched" if plan.reason else None,
+        reason=plan.reason or None,
+    )
 
 
-def _cost_of(change: WorkerChange, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
-    """The detail of the first step after a change, and the change's cost: all time beyond a usual step.
+def _change_done(change: WorkerChange, plan: Plan, now_s: float, step_s: float) -> Progressed:
+    """The first step after a change, with the change's cost: all time beyond a usual step.
 
     At least the parts before the step: the step itself may be shorter than usual.
     """
     parts = {name: round(seconds, 4) for name, seconds in change.parts.items()}
-    detail = {
-        "mechanism": "in place",
-        "generation": plan.generation,
-        "parts": {**parts, "first_step": round(step_s, 4), "usual_step": round(change.usual_step_s, 4)},
-    }
-    if change.lost:
-        detail["lost"] = True
     beyond_s = now_s - change.since_s - change.usual_step_s
-    return detail, max(beyond_s, math.fsum(change.parts.values()))
+    return Progressed(
+        time.time(),
+        overhead_seconds=max(0.0, beyond_s, math.fsum(change.parts.values())),
+        mechanism="in place",
+        generation=plan.generation,
+        parts={**parts, "first_step": round(step_s, 4), "usual_step": round(change.usual_step_s, 4)},
+        lost=change.lost or None,
+    )
 
 
 class EventHistory:
@@ -366,7 +368,7 @@ class EventHistory:
 
     def checkpoint_done(self, counters: TrainingCounters, stall_s: float) -> None:
         if self.leaving:
-            self.write("checkpoint", counters, detail={"step": counters.step})
+            self.write(Checkpointed(time.time(), step=counters.step), counters)
             return
         self._saved, self._saved_s, self._count = counters.copy(), self._saved_s + stall_s, self._count + 1
         if time.monotonic() >= self._checkpoint_due_s:
@@ -377,42 +379,35 @@ class EventHistory:
         if self._saved is None:
             return
         counters, self._saved = self._saved, None
-        detail = {"step": counters.step, "count": self._count}
-        self.write("checkpoint", counters, overhead_seconds=self._saved_s, detail=detail)
+        event = Checkpointed(
+            time.time(), overhead_seconds=self._saved_s, step=counters.step, count=self._count
+        )
+        self.write(event, counters)
         self._saved_s, self._count, self._checkpoint_due_s = 0.0, 0, self._later()
 
     def warn(self, counters: TrainingCounters, text: str) -> None:
         self._warnings += 1
         if self._warnings <= MAX_WARNINGS or time.monotonic() >= self._warning_due_s:
-            self.write("progress", counters, detail={"warning": text})
+            self.write(Progressed(time.time(), warning=text), counters)
             self._warning_due_s = self._later()
 
-    def write(
-        self,
-        name: EventName,
-        counters: TrainingCounters,
-        *,
-        detail: Mapping[str, Any] | None = None,
-        **numbers: Any,
-    ) -> None:
+    def write(self, event: Trained, counters: TrainingCounters) -> None:
         if self._writer is None:
             return
-        known = {name: value for name, value in numbers.items() if value is not None}
-        if strange := {name: value for name, value in known.items() if not math.isfinite(value)}:
-            numbers |= dict.fromkeys(strange)
-            detail = {**(detail or {}), "warning": self._note(strange, counters)}
-        event = Event(
-            time=time.time(),
-            event=name,
+        numbers = {"loss": event.loss, "metric": event.metric, "overhead_seconds": event.overhead_seconds}
+        strange = {name: value for name, value in numbers.items() if not math.isfinite(value or 0.0)}
+        if strange:
+            unstated: dict[str, Any] = dict.fromkeys(strange)
+            event = replace(event, warning=self._note(strange, counters), **unstated)
+        event = replace(
+            event,
             job=self._context.plan.job,
             gpus=self._context.world_size,
             global_batch=self._batch,
             samples_done=float(counters.samples_done),
-            detail=detail,
-            **numbers,
         )
         try:
-            self._writer.append([event])
+            self._writer.append([row_of(event)])
         except PliantError as error:
             _log.warning("an event is lost: %s", error)
 

@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
-from pliant.schemas.event import ORDERS, WORKER_EVENTS, Event
+from pliant.schemas.event import Event
+from pliant.schemas.events import Ordered, RunBegan, Submitted, Trained, row_of, typed, with_only
 from pliant.schemas.file_io.record import BoundedFloat, PositiveFloat, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import TeamStanding
@@ -349,32 +350,27 @@ def events_for(who: Caller, roles: Callable[[], Roles]) -> Callable[[Event], Eve
     """What an account sees of each event, of which it is given all, in their order."""
     owners: dict[str, int] = {}
 
-    def seen(event: Event) -> Event | None:
-        detail = event.detail or {}
-        if event.event == "submit" and event.job is not None:
-            owners[event.job] = int(detail.get("uid", ROOT))
+    def seen(row: Event) -> Event | None:
+        event = typed(row)
         if event.job is None:
-            begins = "trace_hash" in detail  # a RunInfo
-            return event if begins or roles().is_operator(who) else replace(event, detail=_of_all(detail))
+            is_public = isinstance(event, RunBegan) or roles().is_operator(who)
+            return row if is_public else with_only(row, _PUBLIC_DETAIL)
+        if isinstance(event, Submitted):
+            owners[event.job] = ROOT if event.uid is None else event.uid
         owner = owners.get(event.job, ROOT)
         if owner == who.uid:
-            return event
-        if event.event in WORKER_EVENTS or not roles().may_see(who, owner):
+            return row
+        if isinstance(event, Trained) or not roles().may_see(who, owner):
             return None
-        shown = Event(event.time, event.event, event.job, gpus=event.gpus, placement=event.placement)
-        return replace(shown, detail=_public_detail(event.event, detail))
+        public = Event(event.time, event.name, event.job, gpus=event.gpus, placement=event.placement)
+        if isinstance(event, Ordered):
+            return with_only(row, _PUBLIC_ORDER_DETAIL)
+        return row_of(_public_submission(event, owner)) if isinstance(event, Submitted) else public
 
     return seen
 
 
-def _of_all(detail: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in detail.items() if name in _PUBLIC_DETAIL}
-
-
-def _public_detail(name: str, detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    if name in ORDERS:
-        return {each: value for each, value in detail.items() if each in _PUBLIC_ORDER_DETAIL}
-    if name != "submit":
-        return None
-    job = _public_job(Job.model_validate(detail["job"], strict=False))
-    return {"job": job.model_dump(mode="json", exclude_defaults=True), "uid": detail.get("uid", ROOT)}
+def _public_submission(event: Submitted, owner: int) -> Submitted:
+    job = _public_job(Job.model_validate(event.spec, strict=False))
+    stated = {"job": job.model_dump(mode="json", exclude_defaults=True), "uid": owner}
+    return Submitted(event.time, event.job, event.gpus, event.placement, stated=stated)

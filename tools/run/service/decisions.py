@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, PliantError, ServiceMissingError
 from pliant.schemas.event import Event
+from pliant.schemas.events import Rejected, Requeued, Updated
 from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.service.submit import forget_secrets, in_teams
@@ -123,7 +124,7 @@ class Decisions:
 
     def forecasts(self, now_s: float) -> dict[str, Any]:
         """The predictions that are due to be logged, by job id."""
-        return {job.id: detail["progress"] for job, detail in self._forecasts.due(self.session, now_s)}
+        return {job.id: forecast for job, forecast in self._forecasts.due(self.session, now_s)}
 
     def admissions(self, origin_s: float) -> dict[str, dict[str, Any]]:
         """What the policy said of jobs that it admitted or rejected, by id; times on the log's clock."""
@@ -249,11 +250,11 @@ class Arrivals:
             else:
                 made = self._order(found, now)
                 events += made
-                cancelled += [event.job for event in made if event.event == "requeue" and event.job]
-                self.updated += [event.job for event in made if event.event == "update" and event.job]
+                cancelled += [event.job for event in made if event.event == Requeued.name and event.job]
+                self.updated += [event.job for event in made if event.event == Updated.name and event.job]
         self._state.record(events)
         for event in events:
-            if event.event == "reject" and event.job is not None:
+            if event.event == Rejected.name and event.job is not None:
                 forget_secrets(self._state.dirs, event.job)
         self._spool.settle(log, ahead)
         self._awaited = bool(self._spool.requests())

@@ -46,8 +46,8 @@ from pliant.tools.run.service.reports import (
     Displaced,
     Idled,
     Lost,
+    Measured,
     MovedOff,
-    Progressed,
     Proven,
     Report,
     StartFailed,
@@ -387,7 +387,7 @@ class Executor:
         if progress is not None and progress.attempt == gang.handle.attempt:
             if said := gang.script_events(progress):
                 yield WorkerEvents(job_id, gang.handle.attempt, tuple(said), serves)
-            yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
+            yield Measured(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
             if not self.backend.in_place and any(status.noticed for status in gang.statuses):
                 self.stop(gang, "Slurm has announced the end of its job")
@@ -400,7 +400,7 @@ class Executor:
         if verdict.end != "done" and (lost := gang.lost_work()) is not None:
             left, event = lost
             yield WorkerEvents(job_id, gang.handle.attempt, (event,), settled=False)
-            yield Progressed(job_id, left, settled=False)
+            yield Measured(job_id, left, settled=False)
         del self.gangs[job_id]
         if verdict.end != "stopped":
             self.targets.pop(job_id, None)

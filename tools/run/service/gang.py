@@ -22,6 +22,7 @@ from itertools import chain, islice
 from typing import ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 from pliant.schemas.event import Event
+from pliant.schemas.events import Trained, typed
 from pliant.tools.profile.torchrun.start import last_lines, last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.service.allocation import Assignment, Slot
@@ -174,7 +175,9 @@ class Gang(ABC):
 
     def settles(self, event: Event) -> bool:
         """Note a worker's event; returns whether the newest plan was in force then."""
-        self._reported_generation = max(self._reported_generation, (event.detail or {}).get("generation", 0))
+        found = typed(event)
+        if isinstance(found, Trained) and found.generation is not None:
+            self._reported_generation = max(self._reported_generation, found.generation)
         return self._reported_generation >= self.plan.generation
 
     @as_its_user

@@ -23,6 +23,7 @@ from typing import Final
 
 from pliant.schemas.cluster import Preemptible
 from pliant.schemas.event import Event
+from pliant.schemas.events import EpochEnded
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Allocation, Schedule
@@ -33,7 +34,7 @@ from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.reports import (
     Lost,
-    Progressed,
+    Measured,
     Report,
     WorkerEvents,
     change_event,
@@ -313,18 +314,18 @@ class Loop:
         for report in reports:
             events: list[Event] = []
             with self._faults.of(report.job_id):
-                if isinstance(report, Progressed):
+                if isinstance(report, Measured):
                     self._refine(report)
                 else:
                     events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
             found += [(report.job_id, event) for event in events]
-            happened |= not isinstance(report, WorkerEvents | Progressed | Lost) and bool(events)
+            happened |= not isinstance(report, WorkerEvents | Measured | Lost) and bool(events)
         self.state.record(event for _, event in found)
         for job_id, event in found:
             with self._faults.of(job_id):
                 self._notify(event)
         at_epochs = self.session.policy.traits.decides_at_epochs
-        return happened or (at_epochs and any(event.event == "epoch" for _, event in found))
+        return happened or (at_epochs and any(event.event == EpochEnded.name for _, event in found))
 
     def _see_nodes(self) -> bool:
         """Take jobs off nodes that went down, and record which went and came; returns whether any did."""
@@ -428,7 +429,7 @@ class Loop:
         report = self.executor.move_off(job.id, found.slot, nodes, found.words)
         return report is not None and self._record([report], 0.0)
 
-    def _refine(self, report: Progressed) -> None:
+    def _refine(self, report: Measured) -> None:
         """Inform the policy how far a job is; the log records it when something happens to the job."""
         job = self.state.log.jobs.get(report.job_id)
         if job is not None and not job.ended:

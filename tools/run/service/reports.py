@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from pliant.schemas.event import Event, EventName
+from pliant.schemas.event import Event
+from pliant.schemas.events import (
+    PLACED,
+    Checkpointed,
+    Moved,
+    Null,
+    Observed,
+    Placed,
+    Preempted,
+    Progressed,
+    Requeued,
+    Shrunk,
+    SlotCleared,
+    SlotQuarantined,
+    Slowness,
+    Trained,
+    row_of,
+    typed,
+)  # fmt: skip
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.schedule import Allocation
 from pliant.tools.run.service.allocation import ChangeStep, Slot
@@ -28,8 +46,10 @@ from pliant.tools.schedule.session.quarantine import node_of
 
 MARKED_S: Final = 3600.0
 """For how long no job gets a slot on which a worker straggled, at least."""
-_OF_SERVICE: Final = ("observed", "lost_workers", "idle", "straggler", "after")
-"""In the detail of a worker's event: only this process can know that."""
+_OF_SERVICE: Final = frozenset({"observed", "lost_workers", "idle", "straggler", "after"})
+"""Fields of a worker's event that only this process can know."""
+_NUMBERS: Final = frozenset({"noise_scale", "step_seconds"})
+"""Fields of a worker's event that are left out if they are no positive numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +104,7 @@ class Proven:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class Measured:
     """The newest progress of an attempt."""
 
     job_id: str
@@ -124,7 +144,7 @@ class MovedOff:
     """What it has now, as many slots as before."""
 
 
-Report = WorkerEvents | Progressed | AttemptEnded | StartFailed | Displaced | Proven | Lost | Idled | MovedOff
+Report = WorkerEvents | Measured | AttemptEnded | StartFailed | Displaced | Proven | Lost | Idled | MovedOff
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -159,15 +179,18 @@ def report_events(
     if isinstance(report, StartFailed):
         return hindrance_events(report, job, log, time_s)
     if isinstance(report, Displaced | Idled):
-        wait = {"wait_seconds": report.wait_s} if isinstance(report, Idled) else {}
-        return [_without(report, job, time_s, {"reason": report.reason, **wait})]
+        wait_s = report.wait_s if isinstance(report, Idled) else None
+        return [_without(report, job, time_s, report.reason, wait_s)]
     if isinstance(report, MovedOff):
         return _leaves_slot(report, log, time_s)
     if isinstance(report, Proven):
-        return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
+        return [row_of(SlotCleared(time_s, report.job_id, slot=str(slot))) for slot in report.slots]
     if isinstance(report, Lost):
-        lost = {"attempt": report.attempt, "lost_workers": [str(slot) for slot in report.slots]}
-        return [Event(time_s, "progress", report.job_id, detail={**lost, "reason": report.reason})]
+        slots = [str(slot) for slot in report.slots]
+        said = Progressed(
+            *(time_s, report.job_id), attempt=report.attempt, reason=report.reason, lost_workers=slots
+        )
+        return [row_of(said)]
     job = refined(job, log.newest.get(report.job_id))
     match report.verdict.end:
         case "done":
@@ -197,22 +220,20 @@ def _fault(report: AttemptEnded, job: JobLog, newest: Progress | None) -> Fault:
 def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:
     """The event of a change: what a job shall hold from now on."""
     if step.after is None:
-        return Event(time_s, step.event, step.job_id, gpus=0, placement=(), detail={"reason": reason})
-    held = step.after.allocation
-    event = _holding(step.event, time_s, held, {**_division(held), "reason": reason})
-    return replace(event, gpus=0) if step.after.job.on_cpus else event
+        return row_of(Preempted(time_s, step.job_id, 0, (), reason=reason))
+    event = _placed(PLACED[step.event], time_s, step.after.allocation, reason)
+    return row_of(replace(event, gpus=0) if step.after.job.on_cpus else event)
 
 
-def _holding(name: EventName, time_s: float, held: Allocation, detail: Mapping[str, Any]) -> Event:
-    where, batch = held.placement, held.cut[0]
-    if held.beside is not None:
-        detail = {**detail, "beside": held.beside}
-    return Event(time_s, name, held.job, gpus=held.gpus, placement=where, global_batch=batch, detail=detail)
-
-
-def _division(held: Allocation) -> dict[str, Any]:
-    _, accum, lr_scale = held.cut
-    return {"accum": accum, "lr_scale": lr_scale}
+def _placed(kind: type[Placed], time_s: float, held: Allocation, reason: str) -> Placed:
+    batch, accum, lr_scale = held.cut
+    return kind(
+        *(time_s, held.job, held.gpus, held.placement, batch),
+        accum=accum,
+        lr_scale=lr_scale,
+        reason=reason,
+        beside=held.beside,
+    )
 
 
 def hindrance_events(report: StartFailed, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
@@ -225,62 +246,62 @@ def hindrance_events(report: StartFailed, job: JobLog, log: RunLog, time_s: floa
     wait_s = log.slot_faults.wait_s(report.job_id, slots)
     held = set(slots) if job.beside is not None else {str(slot) for slot in report.held}
     downs = [_slot_down(report, slot, log.slot_faults, time_s, held=slot in held) for slot in slots]
-    left_out = [
-        f"{slot} is left out {_until((down.detail or {})['seconds'], slot)}"
-        for slot, down in zip(slots, downs, strict=True)
-    ]
+    left_out = [f"{down.slot} is left out {_until(down.seconds or 0.0, down.slot)}" for down in downs]
     waits = [] if wait_s is None else [f"it keeps its size for {wait_s:g} s"]
-    detail: dict[str, Any] = {"reason": "; ".join([setback.reason, *left_out, *waits])}
-    if wait_s is not None:
-        detail["wait_seconds"] = wait_s
+    reason = "; ".join([setback.reason, *left_out, *waits])
+    rows = [row_of(down) for down in downs]
     if report.left.gpus == job.gpus and job.job.can_train_on(job.gpus):
-        return downs
-    return [_without(report, job, time_s, detail), *downs]
+        return rows
+    return [_without(report, job, time_s, reason, wait_s), *rows]
 
 
 def _without(
-    report: StartFailed | Displaced | Idled, job: JobLog, time_s: float, detail: Mapping[str, Any]
+    report: StartFailed | Displaced | Idled, job: JobLog, time_s: float, reason: str, wait_s: float | None
 ) -> Event:
     """The job trains on with what it has left, or waits if that is too little."""
     if not job.job.can_train_on(report.left.gpus):
-        return Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail)
-    return _holding("shrink", time_s, report.left, {**detail, **_division(report.left), "setback": True})
+        return row_of(Requeued(time_s, report.job_id, 0, (), reason=reason, wait_seconds=wait_s))
+    event = _placed(Shrunk, time_s, report.left, reason)
+    return row_of(replace(event, setback=True, wait_seconds=wait_s))
 
 
 def idle_event(job_id: str, time_s: float, found: IdleJob) -> Event:
     """A job hardly uses its slots, or does so again."""
     if not found.for_s:
-        return Event(time_s, "progress", job_id, detail={"idle": None})
-    return Event(time_s, "progress", job_id, detail={"idle": found.used, "warning": found.words})
+        return row_of(Progressed(time_s, job_id, idle=Null.NULL))
+    return row_of(Progressed(time_s, job_id, warning=found.words, idle=found.used))
 
 
 def straggler_event(time_s: float, found: Straggler) -> Event:
     """A worker of a job is slower than others, or no longer."""
-    said = {"slot": found.slot, "times": found.times if found.for_s else None}
-    detail: dict[str, Any] = {"straggler": said}
-    if found.for_s:
-        detail["warning"] = found.words
-    return Event(time_s, "progress", found.job_id, detail=detail)
+    said: Slowness = {"slot": found.slot, "times": found.times if found.for_s else None}
+    warning = found.words if found.for_s else None
+    return row_of(Progressed(time_s, found.job_id, warning=warning, straggler=said))
 
 
 def _leaves_slot(report: MovedOff, log: RunLog, time_s: float) -> list[Event]:
     """The job has another slot, and no job gets the one that it left for a while."""
-    left = {**_division(report.left), "reason": report.reason, "straggled": report.slot}
+    moved = replace(_placed(Moved, time_s, report.left, report.reason), straggled=report.slot)
     follows = log.slot_faults.next_death(report.job_id, report.slot)
-    seconds = max(follows.seconds, MARKED_S)
-    detail = {"slot": report.slot, "seconds": seconds, "by": report.job_id, "reason": report.reason}
-    return [_holding("move", time_s, report.left, left), Event(time_s, "slot_down", detail=detail)]
+    down = SlotQuarantined(
+        time_s,
+        slot=report.slot,
+        seconds=max(follows.seconds, MARKED_S),
+        by=report.job_id,
+        reason=report.reason,
+    )
+    return [row_of(moved), row_of(down)]
 
 
 def _slot_down(
     report: StartFailed, slot: str, slot_faults: SlotFaults, time_s: float, *, held: bool
-) -> Event:
+) -> SlotQuarantined:
     job_id, reason = report.job_id, report.setback.reason
     follows = slot_faults.next_death(job_id, slot)
     if follows.is_sick:
         reason = f"new workers of {follows.jobs} jobs died there, last of {job_id}: {reason}"
-    detail = {"slot": slot, "seconds": follows.seconds, "by": job_id, "reason": reason}
-    return Event(time_s, "slot_down", None if follows.for_all and not held else job_id, detail=detail)
+    job = None if follows.for_all and not held else job_id
+    return SlotQuarantined(time_s, job, slot=slot, seconds=follows.seconds, by=job_id, reason=reason)
 
 
 def _until(seconds: float, slot: str) -> str:
@@ -310,56 +331,61 @@ def worker_events(said: WorkerEvents, job: JobLog) -> list[Event]:
     """
     change = job.change if said.settled else None
     events: list[Event] = []
-    for event in said.events:
-        detail = {**(event.detail or {}), "attempt": said.attempt}
-        in_place = detail.get("mechanism") == "in place"
-        costs = in_place or (event.event == "checkpoint" and (said.settled or "count" in detail))
-        overhead = event.overhead_seconds if costs else None
-        step_seconds = _number(detail.pop("step_seconds", None))
-        for name in _OF_SERVICE:
-            detail.pop(name, None)
-        if _number(detail.get("noise_scale")) is None:
-            detail.pop("noise_scale", None)
-        if said.settled and change is None:
-            detail |= _observed(job, event.gpus, step_seconds)
-        if event.event == "progress" and change is not None:
-            detail["after"] = change[0]
-            overhead = overhead if in_place else max(0.0, event.time - change[1])
-            change = None
-        events.append(
-            replace(
-                event, job=said.job_id, gpus=None, placement=None, overhead_seconds=overhead, detail=detail
-            )
+    for event in map(typed, said.events):
+        if not isinstance(event, Trained):
+            continue
+        in_place, other = event.mechanism == "in place", event.other or {}
+        is_save = isinstance(event, Checkpointed) and (said.settled or event.count is not None)
+        is_measured = said.settled and change is None
+        step_s = _number(event.step_seconds) if is_measured else None
+        known = replace(
+            event,
+            job=said.job_id,
+            gpus=None,
+            placement=None,
+            overhead_seconds=event.overhead_seconds if in_place or is_save else None,
+            attempt=said.attempt,
+            observed=_observed(job, event.gpus, step_s),
+            noise_scale=_number(event.noise_scale),
+            step_seconds=None,
+            other={key: value for key, value in other.items() if key not in _OF_SERVICE | _NUMBERS},
         )
+        if isinstance(known, Progressed):
+            known = replace(known, lost_workers=None, idle=None, straggler=None, after=None)
+            if change is not None:
+                cost_s = known.overhead_seconds if in_place else max(0.0, event.time - change[1])
+                known, change = replace(known, after=change[0], overhead_seconds=cost_s), None
+        events.append(row_of(known))
     return events
 
 
-def _number(value: object) -> float | None:
+def _number(value: float | None) -> float | None:
     """A positive number that a script reported. Returns None for anything else."""
-    known = isinstance(value, int | float) and 0 < value < math.inf
-    return float(value) if known else None  # type: ignore[arg-type]
+    return float(value) if value is not None and 0 < value < math.inf else None
 
 
-def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
+def progress_event(report: Measured, job: JobLog, time_s: float) -> Event:
     """What workers measured last, for the policy alone, on its clock."""
-    found, detail = report.progress, dict[str, Any]()
-    if found.noise_scale is not None:
-        detail["noise_scale"] = found.noise_scale
-    if report.settled and job.change is None:
-        detail |= _observed(job, found.gpus, found.step_seconds)
-    return Event(
-        time_s, "progress", job.job.id, samples_done=found.samples_done, loss=found.loss, detail=detail
+    found = report.progress
+    step_s = found.step_seconds if report.settled and job.change is None else None
+    return row_of(
+        Progressed(
+            *(time_s, job.job.id),
+            samples_done=found.samples_done,
+            loss=found.loss,
+            noise_scale=found.noise_scale,
+            observed=_observed(job, found.gpus, step_s),
+        )
     )
 
 
-def _observed(job: JobLog, gpus: int | None, step_seconds: float | None) -> dict[str, Any]:
-    """The configuration that a step was measured in, for policies; empty if it is not the job's."""
+def _observed(job: JobLog, gpus: int | None, step_seconds: float | None) -> Observed | None:
+    """The configuration that a step was measured in, for policies; None if it is not the job's."""
     if step_seconds is None or gpus != job.gpus or job.global_batch is None:
-        return {}
-    observed = {
+        return None
+    return {
         "placement": sorted((count for _, count in job.placement), reverse=True),
         "local_batch": -(-job.global_batch // (job.job.gpus.replicas(job.gpus) * job.accum)),
         "accum": job.accum,
         "step_seconds": step_seconds,
     }
-    return {"observed": observed}

@@ -19,13 +19,24 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from pliant.schemas.checks import constraint_of
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import Event, EventName
+from pliant.schemas.event import Event
+from pliant.schemas.events import (
+    Drained,
+    Held,
+    Ordered,
+    Prioritized,
+    Requeued,
+    Undrained,
+    Unheld,
+    Updated,
+    row_of,
+)  # fmt: skip
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.files import atomic_write, remove_temporaries, sync_folder
 from pliant.schemas.file_io.record import (
@@ -48,14 +59,14 @@ from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 
 JobAction = Literal["hold", "release", "priority", "update", "requeue"]
 NodeAction = Literal["drain", "resume"]
-_EVENTS: Final[dict[JobAction | NodeAction, EventName]] = {
-    "hold": "hold",
-    "release": "unhold",
-    "priority": "priority",
-    "update": "update",
-    "requeue": "requeue",
-    "drain": "drain",
-    "resume": "undrain",
+_EVENTS: Final[Mapping[JobAction | NodeAction, type[Ordered | Requeued]]] = {
+    "hold": Held,
+    "release": Unheld,
+    "priority": Prioritized,
+    "update": Updated,
+    "requeue": Requeued,
+    "drain": Drained,
+    "resume": Undrained,
 }
 
 _JOBS: Final = ".jobs.jsonl"
@@ -139,15 +150,19 @@ _SAID: Final = {"user", "uid", "node", "priority", "reason", "now", "changes", "
 
 def order_event(number: int, order: Order, time_s: float) -> Event:
     """The event that executes an order; ``number`` is that of its file."""
+    return row_of(_executed(number, order, time_s))
+
+
+def _executed(number: int, order: Order, time_s: float) -> Ordered | Requeued:
     said = order.model_dump(include=_SAID, exclude_defaults=True)
-    detail: dict[str, Any] = {**said, "order": number}
-    if order.within_s is not None:
-        detail["until"] = order.asked_s + order.within_s
-    if order.action != "requeue":
-        return Event(time_s, _EVENTS[order.action], order.job, detail=detail)
-    detail["reason"] = f"requeued by {order.user}{' to begin at the start' if order.from_start else ''}"
-    samples = 0.0 if order.from_start else None
-    return Event(time_s, "requeue", order.job, gpus=0, placement=(), samples_done=samples, detail=detail)
+    event = _EVENTS[order.action](time_s, order.job, order=number, **said)
+    if isinstance(event, Drained) and order.within_s is not None:
+        return replace(event, until=order.asked_s + order.within_s)
+    if isinstance(event, Requeued):
+        reason = f"requeued by {order.user}{' to begin at the start' if order.from_start else ''}"
+        samples = 0.0 if order.from_start else None
+        return replace(event, gpus=0, placement=(), samples_done=samples, reason=reason)
+    return event
 
 
 def order_events(
@@ -157,20 +172,20 @@ def order_events(
 
     :param rigid: the policy gives each job the GPUs that it requests.
     """
-    event, found = order_event(number, order, time_s), log.jobs.get(order.job or "")
-    if order.changes is None or found is None:
-        return [event]
+    event, found = _executed(number, order, time_s), log.jobs.get(order.job or "")
+    if not isinstance(event, Updated) or order.changes is None or found is None:
+        return [row_of(event)]
     try:
         job = updated(found.job, order.changes)
     except ValidationError as error:  # it has changed since the order was checked
         what = str(problems_of(error, found.job.id)[0])
         _log.warning("job %s stays as it is, an update no longer fits: %s", found.job.id, what)
-        return [replace(event, detail={**(event.detail or {}), "changes": {}})]
+        return [row_of(replace(event, changes={}))]
     as_asked = not rigid or found.held_gpus == job.gpus.requested
     if not found.gpus or (as_asked and _goes_on(found, job, log)):
-        return [event]
-    detail = {"reason": f"updated by {order.user}: it starts again as it is to be now"}
-    return [Event(time_s, "requeue", order.job, gpus=0, placement=(), detail=detail), event]
+        return [row_of(event)]
+    reason = f"updated by {order.user}: it starts again as it is to be now"
+    return [row_of(Requeued(time_s, order.job, 0, (), reason=reason)), row_of(event)]
 
 
 def _goes_on(found: JobLog, job: Job, log: RunLog) -> bool:

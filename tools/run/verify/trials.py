@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.events import Trained, typed
 from pliant.schemas.job import Gpus, Job
 from pliant.tools.profile.torchrun.start import ALONE, child_environment, last_words, one_worker
 from pliant.tools.run.backends.local import LocalBackend
@@ -164,8 +165,9 @@ class Trial:
         while True:
             for report in self.executor.tick():
                 if isinstance(report, WorkerEvents):
-                    said = [str((event.detail or {}).get("warning", "")) for event in report.events]
-                    self.warnings += filter(None, said)
+                    events = (typed(row) for row in report.events)
+                    warnings = (event.warning for event in events if isinstance(event, Trained))
+                    self.warnings += filter(None, warnings)
                 elif isinstance(report, AttemptEnded):
                     self._ended(report)
             if reached():

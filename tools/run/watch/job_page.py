@@ -17,7 +17,33 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.checks import amount_text
-from pliant.schemas.event import Event
+from pliant.schemas.events import (
+    Cancelled,
+    Checkpointed,
+    Ended,
+    EpochEnded,
+    Failed,
+    Finished,
+    Grown,
+    Held,
+    Moved,
+    Placed,
+    Preempted,
+    Prioritized,
+    Progressed,
+    Rejected,
+    Requeued,
+    Resized,
+    Resumed,
+    Shrunk,
+    SlotQuarantined,
+    Started,
+    Submitted,
+    TypedEvent,
+    Unheld,
+    Updated,
+    typed,
+)  # fmt: skip
 from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.text import (
     Column,
@@ -51,26 +77,28 @@ from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import Source
 
 ERROR_LINES: Final = 10
-_CHANGES: Final = {
-    "start": "started on",
-    "resume": "resumed on",
-    "grow": "grown to",
-    "shrink": "shrunk to",
-    "move": "moved to",
+_CHANGES: Final[Mapping[str, str]] = {
+    Started.name: "started on",
+    Resumed.name: "resumed on",
+    Grown.name: "grown to",
+    Shrunk.name: "shrunk to",
+    Moved.name: "moved to",
 }
-_STOPS: Final = {
-    "preempt": "preempted",
-    "requeue": "stopped",
-    "finish": "finished",
-    "fail": "failed",
-    "cancel": "cancelled",
-    "reject": "rejected",
+_STOPS: Final[Mapping[str, str]] = {
+    Preempted.name: "preempted",
+    Requeued.name: "stopped",
+    Finished.name: "finished",
+    Failed.name: "failed",
+    Cancelled.name: "cancelled",
+    Rejected.name: "rejected",
 }
-_ORDERS: Final = {
-    "hold": "held",
-    "unhold": "let go",
-    "priority": "given priority {priority:g}",
-    "update": "updated",
+GPU_CHANGES: Final = frozenset({*_CHANGES, Preempted.name, Requeued.name, "lost", "replaced"})
+"""Things that happen to the GPUs of a job."""
+_ORDERS: Final[Mapping[str, str]] = {
+    Held.name: "held",
+    Unheld.name: "let go",
+    Prioritized.name: "given priority {priority:g}",
+    Updated.name: "updated",
 }
 SOURCES: Final[Mapping[Source, str]] = {
     "measured": "at measured speeds",
@@ -111,15 +139,15 @@ def history(dirs: StateDir, job_id: str, *, shown: Shown | None = None) -> list[
     events = (event for block in LogReader(dirs.events).read_all() for event in seen_of(block, shown))
     found: list[Happened] = []
     missing: list[str] = []
-    for event in events:
-        if event.job != job_id:
+    for row in events:
+        if row.job != job_id:
             continue
-        detail = event.detail or {}
-        if event.event in _CHANGES or event.event in _STOPS:
+        event = typed(row)
+        if isinstance(event, Placed | Preempted | Requeued | Ended):
             missing = []
-        elif event.event == "progress" and "lost_workers" in detail:
-            missing += [str(slot) for slot in detail["lost_workers"]]
-        elif missing and _joined(detail):
+        elif isinstance(event, Progressed) and event.lost_workers is not None:
+            missing += map(str, event.lost_workers)
+        elif missing and _joined(event):
             words = f"replaced the worker{'s' if len(missing) > 1 else ''} on {', '.join(missing)}"
             found.append(Happened(event.time, "replaced", words, "", "", event.gpus, len(missing)))
             missing = []
@@ -128,46 +156,54 @@ def history(dirs: StateDir, job_id: str, *, shown: Shown | None = None) -> list[
     return found
 
 
-def _joined(detail: Mapping[str, Any]) -> bool:
+def _joined(event: TypedEvent) -> bool:
     """Whether it is the first step after workers joined, and none was lost at that."""
-    return detail.get("mechanism") == "in place" and "lost" not in detail and "after" not in detail
+    if not isinstance(event, Progressed) or event.mechanism != "in place":
+        return False
+    return event.lost is None and event.after is None
 
 
-def _happened(event: Event) -> Happened | None:
-    detail = event.detail or {}
-    reason, policys = str(detail.get("reason", "")), ""
-    if event.event in _CHANGES:
-        words = f"{_CHANGES[event.event]} {_held(event)}"
-        if "setback" not in detail:
-            reason, policys = "", reason
-    elif event.event in _STOPS:
-        words = _STOPS[event.event]
-        if (lost := detail.get("lost_gpu_hours")) is not None:
-            words += f", {in_gpu_hours(3600 * lost)} lost"
-        if event.event == "preempt":
-            reason, policys = "", reason
-    elif event.event == "submit":
-        words = "submitted"
-    elif event.event in _ORDERS:
-        words = f"{_ORDERS[event.event].format(**detail)} by {detail.get('user')}"
-    elif event.event == "progress" and "lost_workers" in detail:
-        slots = [str(slot) for slot in detail["lost_workers"]]
-        words = f"lost the worker{'s' if len(slots) > 1 else ''} on {', '.join(slots)}, the others train on"
-        return Happened(event.time, "lost", words, reason, policys, event.gpus, len(slots))
-    elif "lost_samples" in detail:
-        words = (
-            f"went back to its save after step {detail.get('step')}, {detail['lost_samples']:g} samples lost"
-        )
-    elif "warning" in detail:
-        return Happened(event.time, "warning", str(detail["warning"]), "", "", event.gpus)
-    elif event.event == "slot_down":
-        words = f"slot {detail.get('slot')} left out for {detail.get('seconds')} s"
-    else:
-        return None
-    return Happened(event.time, event.event, words, reason, policys, event.gpus)
+def _happened(event: TypedEvent) -> Happened | None:
+    match event:
+        case Started() | Resized() | Moved():
+            words, reason = f"{_CHANGES[event.name]} {_held(event)}", event.reason or ""
+            is_policys = event.setback is None
+            return _of(event, words, "" if is_policys else reason, reason if is_policys else "")
+        case Preempted() | Requeued() | Finished() | Failed() | Cancelled() | Rejected():
+            words, reason = _STOPS[event.name], event.reason or ""
+            if event.lost_gpu_hours is not None:
+                words += f", {in_gpu_hours(3600 * event.lost_gpu_hours)} lost"
+            return (
+                _of(event, words, "", reason) if isinstance(event, Preempted) else _of(event, words, reason)
+            )
+        case Submitted():
+            return _of(event, "submitted")
+        case Held() | Unheld() | Prioritized() | Updated():
+            priority = event.priority if isinstance(event, Prioritized) else None
+            words = f"{_ORDERS[event.name].format(priority=priority or 0.0)} by {event.user}"
+            return _of(event, words, event.reason or "")
+        case Progressed(lost_workers=lost) if lost is not None:
+            on = ", ".join(map(str, lost))
+            words = f"lost the worker{'s' if len(lost) > 1 else ''} on {on}, the others train on"
+            return Happened(event.time, "lost", words, event.reason or "", "", event.gpus, len(lost))
+        case Checkpointed(lost_samples=lost) if lost is not None:
+            words = f"went back to its save after step {event.step}, {lost:g} samples lost"
+            return _of(event, words, event.reason or "")
+        case Progressed(warning=warning) | Checkpointed(warning=warning) | EpochEnded(warning=warning):
+            if warning is None:
+                return None
+            return Happened(event.time, "warning", warning, "", "", event.gpus)
+        case SlotQuarantined():
+            words = f"slot {event.slot} left out for {event.seconds} s"
+            return _of(event, words, event.reason or "")
+    return None
 
 
-def _held(at: Event | JobLog) -> str:
+def _of(event: TypedEvent, words: str, reason: str = "", policy_says: str = "") -> Happened:
+    return Happened(event.time, event.name, words, reason, policy_says, event.gpus)
+
+
+def _held(at: Placed | JobLog) -> str:
     where = " ".join(f"{node}:{count}" for node, count in at.placement or ())
     batch = "" if at.global_batch is None else f", batch {at.global_batch}"
     gpus = at.held_gpus if isinstance(at, JobLog) else at.gpus or 0

@@ -8,12 +8,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import ENDS, Event
+from pliant.schemas.events import EpochEnded, Placed, Progressed, Submitted, typed, with_only
 from pliant.schemas.file_io.events import LogReader, event_lines
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.text import counted
@@ -32,7 +32,7 @@ from pliant.tools.run.watch.status import Watcher
 PIECE: Final = 1 << 20
 MOST_REPORTS: Final = 20_000
 """Of a job that are passed on to tell its cost from: a few MiB."""
-_THIN: Final = frozenset({"progress", "epoch"})
+_THIN: Final = frozenset({Progressed.name, EpochEnded.name})
 Shown = Callable[[Event], Event | None]
 """What a reader sees of an event; None if it sees nothing of it."""
 _POLL_S: Final = 0.5
@@ -81,10 +81,10 @@ def job_events(state: Path, job_id: str, *, shown: Shown | None = None) -> Itera
     check_seen(dirs)
     about, submitted, found = {job_id}, dict[str, Event](), list[Event]()
     try:
-        for event in (event for events in LogReader(dirs.events).read_all() for event in events):
-            seen = event if shown is None else shown(event)
-            beside = (event.detail or {}).get("beside")
-            if event.event == "submit" and seen is not None:
+        for row in (row for rows in LogReader(dirs.events).read_all() for row in rows):
+            event, seen = typed(row), row if shown is None else shown(row)
+            beside = event.beside if isinstance(event, Placed) else None
+            if isinstance(event, Submitted) and seen is not None:
                 submitted[event.job or ""] = seen
             other = beside if event.job == job_id else event.job if beside == job_id else None
             if other is not None and other not in about and other in submitted:
@@ -93,7 +93,7 @@ def job_events(state: Path, job_id: str, *, shown: Shown | None = None) -> Itera
             if not found and event.job is None:
                 found += [] if seen is None else [seen]  # the run
             elif event.job in about and seen is not None:
-                found.append(replace(seen, detail={"beside": job_id}) if beside == job_id else seen)
+                found.append(with_only(seen, ("beside",)) if beside == job_id else seen)
     except BadInputError as error:
         raise repairable(error, state) from error
     if job_id not in submitted:
@@ -103,7 +103,7 @@ def job_events(state: Path, job_id: str, *, shown: Shown | None = None) -> Itera
 
 
 def _thinned(events: Sequence[Event]) -> list[Event]:
-    reports = [i for i, event in enumerate(events) if event.event in _THIN and not event.overhead_seconds]
+    reports = [i for i, row in enumerate(events) if row.event in _THIN and not row.overhead_seconds]
     kept = {*reports[:: 1 + len(reports) // MOST_REPORTS], *reports[-1:]}
     left_out = {*reports} - kept
     return [event for i, event in enumerate(events) if i not in left_out]

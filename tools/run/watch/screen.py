@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from pliant.schemas.cluster import OTHERS
 from pliant.schemas.event import Event
+from pliant.schemas.events import Failed, Rejected, Requeued, typed
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import Column, between_text, clock_text, iso_time, text_table, when_text
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -233,11 +234,7 @@ SUMMARY: Final = (
 
 TABLE_S: Final = 0.5
 LINE_S: Final = 10.0
-_WORDS: Final[Mapping[str, str]] = {
-    "fail": "failed",
-    "reject": "is rejected",
-    "requeue": "waits again",
-}
+_WORDS: Final = {Failed: "failed", Rejected: "is rejected", Requeued: "waits again"}
 
 
 def status_text(
@@ -293,11 +290,10 @@ def _seconds(to_s: float | None, from_s: float) -> str:
 
 
 def trouble(events: Iterable[Event]) -> Iterator[str]:
-    for event in events:
-        detail = event.detail or {}
-        if event.event in _WORDS and event.job is not None and (reason := detail.get("reason")):
-            words = "timed out" if detail.get("timed_out") else _WORDS[event.event]
-            yield f"job {event.job} {words}: {reason}"
+    for event in map(typed, events):
+        if isinstance(event, Failed | Rejected | Requeued) and event.job is not None and event.reason:
+            words = "timed out" if event.timed_out else _WORDS[type(event)]
+            yield f"job {event.job} {words}: {event.reason}"
 
 
 class Screen:

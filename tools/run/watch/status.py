@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from pliant.schemas.cluster import Cluster, Preemptible
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.events import Decided, Submitted, typed
 from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.io import read_cluster, read_schedule
 from pliant.schemas.job import Job
@@ -402,7 +403,7 @@ def live_session(
         schedule = schedule.model_copy(update={"policy_state": None})
     past = history(view, now_s, more, schedule, str(dirs.events))
     session, profile = session_from_history(past, question, now_s=now_s, cluster=cluster)
-    new = [event.job for event in asked if event.event == "submit" and event.job]
+    new = [event.job for event in asked if event.event == Submitted.name and event.job]
     turn_away_unfit(session, new, now_s)
     return session, profile
 
@@ -480,7 +481,7 @@ def decide_between_runs(
         now_s=at_s,
         cluster=None if kept is None else kept.with_preemptible(preemptible),
         profile=None if rows is None else Profile(rows),
-        new=[event.job for event in asked if event.event == "submit" and event.job],
+        new=[event.job for event in asked if event.event == Submitted.name and event.job],
     )
 
 
@@ -604,8 +605,8 @@ class LiveState:
     def _moments(self, count: int) -> list[float]:
         events = self.events()
         name, begins_s, ends_s = self.policy.policy, events[0].time, events[-1].time
-        for event in events:
-            if event.event == "decision" and str((event.detail or {}).get("policy", name)) != name:
+        for event in map(typed, events):
+            if isinstance(event, Decided) and event.policy not in (None, name):
                 begins_s = event.time
         span_s = ends_s - begins_s
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.session import Session
@@ -22,8 +22,8 @@ class ForecastLog:
         # By job: the epoch at which it is due, and how often it was.
         self._next: dict[str, tuple[float, int]] = {}
 
-    def due(self, session: Session, time_s: float) -> list[tuple[JobState, dict[str, Any]]]:
-        """Running jobs that are due, with the detail of their events."""
+    def due(self, session: Session, time_s: float) -> list[tuple[JobState, dict[str, float]]]:
+        """Running jobs that are due, with their forecasts."""
         if not session.policy_host.learns:
             return []
         for job_id in [job_id for job_id in self._next if job_id not in session.jobs]:
@@ -35,7 +35,7 @@ class ForecastLog:
         low, high = session.policy_host.forecast.band(jobs, time_s, BAND)
         values = zip((alpha / (alpha + beta)).tolist(), low.tolist(), high.tolist(), strict=True)
         return [
-            (job, {"progress": {"samples_done": job.samples_done(time_s), **_named(three)}})
+            (job, {"samples_done": job.samples_done(time_s), **_named(three)})
             for job, three in zip(jobs, values, strict=True)
         ]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.event import EVENT, Event
+from pliant.schemas.events import EpochEnded, Finished, Progressed, Submitted, row_of
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.replay.importers.conversion import (
@@ -163,7 +164,7 @@ def _report(run: RecordedRun, row: InputRow) -> None:
     run.initial_loss = row.number("initial_loss")
     event = Event(
         time=began_s + trained / row.number("throughput"),
-        event="epoch",
+        event=EpochEnded.name,
         job=run.job.id,
         global_batch=row.positive_count("batch_size"),
         samples_done=done,
@@ -179,13 +180,13 @@ def _history(runs: Iterable[RecordedRun]) -> list[Event]:
     for run in runs:
         at_s, work = run.job.submit_time, EpochWork(epochs=run.epochs, dataset_size=run.epoch_size)
         job = run.job.model_copy(update={"work": work})
-        detail = {"job": job.model_dump(mode="json", by_alias=True, exclude_defaults=True)}
+        stated = {"job": job.model_dump(mode="json", by_alias=True, exclude_defaults=True)}
         ended_s, total = run.history[-1].time, run.total_samples
         events += [
-            Event(at_s, "submit", job.id, detail=detail),
-            Event(at_s, "progress", job.id, samples_done=0.0, loss=run.initial_loss),
+            row_of(Submitted(at_s, job.id, stated=stated)),
+            row_of(Progressed(at_s, job.id, samples_done=0.0, loss=run.initial_loss)),
             *run.history,
-            Event(ended_s, "finish", job.id, gpus=0, samples_done=total),
+            row_of(Finished(ended_s, job.id, 0, samples_done=total)),
         ]
     return sorted(events, key=lambda event: event.time)
 

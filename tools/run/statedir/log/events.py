@@ -7,10 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from pliant import __version__
-from pliant.schemas.event import RESCALES, Event
+from pliant.schemas.event import Event
+from pliant.schemas.events import (
+    Cancelled,
+    Decided,
+    Failed,
+    Finished,
+    Moved,
+    NodeDown,
+    NodeUp,
+    Preempted,
+    Rejected,
+    Released,
+    Requeued,
+    Resized,
+    RunBegan,
+    Submitted,
+    row_of,
+    typed,
+)  # fmt: skip
 from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
@@ -19,8 +37,6 @@ from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.failures import BELIEVED, Fault, given_up, wait_s
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.schedule.registry import label_of
-
-_LOSES: Final = RESCALES | {"preempt", "requeue"}
 
 
 def run_event(
@@ -49,7 +65,7 @@ def run_event(
         interval_s=interval_s,
         bounds=bounds,
     )
-    return Event(time_s, "decision", detail=info.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return row_of(RunBegan(time_s, stated=info.model_dump(mode="json", by_alias=True, exclude_none=True)))
 
 
 def decision_event(
@@ -72,68 +88,63 @@ def decision_event(
     :param admissions: by id, what the policy said of jobs that it admitted or that are to wait.
     :param teams: how the teams stand, where they share the cluster.
     """
-    detail: dict[str, Any] = {"origin_s": origin_s, "policy": policy}
-    if decision_seconds is not None:
-        detail["decision_seconds"] = decision_seconds
-    if error:
-        detail["error"] = error
-    if once:
-        detail["once"] = True
-    if forecasts:
-        detail["forecasts"] = dict(forecasts)
-    if admissions:
-        detail["admissions"] = dict(admissions)
-    if teams:
-        detail["teams"] = [each.model_dump(exclude_defaults=True) for each in teams]
-    return Event(time_s, "decision", detail=detail)
+    return row_of(
+        Decided(
+            time_s,
+            origin_s=origin_s,
+            policy=policy,
+            decision_seconds=decision_seconds,
+            error=error or None,
+            once=once or None,
+            forecasts=dict(forecasts) if forecasts else None,
+            admissions=dict(admissions) if admissions else None,
+            teams=[each.model_dump(exclude_defaults=True) for each in teams] or None,
+        )
+    )
 
 
 def submit_event(job: Job, time_s: float, detail: Mapping[str, Any] | None = None) -> Event:
     """A job arrived; its submit_time becomes UTC. ``detail``: what else a SubmitDetail holds."""
     moved = {**job.model_dump(mode="json", exclude_defaults=True), "submit_time": time_s}
-    return Event(time_s, "submit", job.id, detail={**(detail or {}), "job": moved})
+    return row_of(Submitted(time_s, job.id, stated={**(detail or {}), "job": moved}))
 
 
 def give_up_event(job_id: str, time_s: float, reason: str) -> Event:
-    return Event(time_s, "fail", job_id, gpus=0, placement=(), detail={"reason": reason})
+    return row_of(Failed(time_s, job_id, 0, (), reason=reason))
 
 
 def timeout_event(job_id: str, time_s: float, reason: str) -> Event:
     """A limit of its own ends a job."""
-    detail = {"reason": reason, "timed_out": True}
-    return Event(time_s, "fail", job_id, gpus=0, placement=(), detail=detail)
+    return row_of(Failed(time_s, job_id, 0, (), reason=reason, timed_out=True))
 
 
 def reject_event(
     job_id: str, time_s: float, reason: str, admission: Mapping[str, Any] | None = None
 ) -> Event:
     """A job is turned away. ``admission``: what the policy says of it beside the reason."""
-    detail = {"reason": reason} | ({"admission": dict(admission)} if admission else {})
-    return Event(time_s, "reject", job_id, gpus=0, placement=(), detail=detail)
+    said = dict(admission) if admission else None
+    return row_of(Rejected(time_s, job_id, 0, (), reason=reason, admission=said))
 
 
 def cancel_event(job_id: str, time_s: float, reason: str = "", *, by: Account | None = None) -> Event:
     """:param by: who asked for it, if several accounts share the run."""
-    detail: dict[str, Any] | None = {"reason": reason} if reason else None
-    if by is not None:
-        detail = {**(detail or {}), "user": by.name, "uid": by.uid}
-    return Event(time_s, "cancel", job_id, gpus=0, placement=(), detail=detail)
+    user, uid = (None, None) if by is None else (by.name, by.uid)
+    return row_of(Cancelled(time_s, job_id, 0, (), reason=reason or None, user=user, uid=uid))
 
 
 def release_event(job_id: str, time_s: float) -> Event:
-    return Event(time_s, "release", job_id)
+    return row_of(Released(time_s, job_id))
 
 
 def node_event(name: str, time_s: float, down: str | None) -> Event:
     """A node came up, or is ``down`` for a reason."""
     if down is None:
-        return Event(time_s, "node_up", detail={"node": name})
-    return Event(time_s, "node_down", detail={"node": name, "reason": down})
+        return row_of(NodeUp(time_s, node=name))
+    return row_of(NodeDown(time_s, node=name, reason=down))
 
 
 def finish_event(job_id: str, time_s: float, attempt: int, samples_done: float | None) -> Event:
-    detail = {"attempt": attempt}
-    return Event(time_s, "finish", job_id, gpus=0, placement=(), samples_done=samples_done, detail=detail)
+    return row_of(Finished(time_s, job_id, 0, (), samples_done=samples_done, attempt=attempt))
 
 
 def failure_event(
@@ -143,28 +154,45 @@ def failure_event(
 
     :param fault: what the script did, if that is known.
     """
+    return row_of(_failure(job, time_s, attempt, reason, retries=retries, fault=fault))
+
+
+def _failure(
+    job: JobLog, time_s: float, attempt: int, reason: str, *, retries: int, fault: Fault | None = None
+) -> Failed | Requeued:
     record = job.next_failure(time_s)
-    detail: dict[str, Any] = {"attempt": attempt, "reason": reason, "failures": record.failures}
     retries = retries if job.job.retries is None else job.job.retries
-    why = given_up(record, retries)
+    why, code, at_samples = given_up(record, retries), None, None
     if fault is not None:
         code, is_asked_for = fault.exit_code, fault.exit_code in job.job.retry_on
-        if code is not None:
-            detail["exit_code"] = code
-        if why is None and (code in job.job.no_retry_on or (job.job.retry_on and not is_asked_for)):
+        refused = code in job.job.no_retry_on or (job.job.retry_on and not is_asked_for)
+        if why is None and code is not None and refused:
             why = "not retried, as the job says"
         if fault.by_itself and job.would_tell(time_s, fault):
-            detail["at_samples"] = fault.at_samples
+            at_samples = fault.at_samples
             certain = record.failures > 1 and job.repeats(reason, fault)
             if why is None and certain and not is_asked_for:
                 why = "failed twice in the same way"
         if why is None and fault.is_final and not is_asked_for:
             why = ""
-    if why is not None:
-        detail["reason"] = f"{why}: {reason}" if why else reason
-        return Event(time_s, "fail", job.job.id, gpus=0, placement=(), detail=detail)
-    detail |= {"retries": retries, "wait_seconds": wait_s(record.failures)}
-    return Event(time_s, "requeue", job.job.id, gpus=0, placement=(), detail=detail)
+    known = Requeued(
+        *(time_s, job.job.id, 0, ()),
+        attempt=attempt,
+        reason=reason,
+        failures=record.failures,
+        exit_code=code,
+        at_samples=at_samples,
+    )
+    if why is None:
+        return replace(known, retries=retries, wait_seconds=wait_s(record.failures))
+    return Failed(
+        *(time_s, job.job.id, 0, ()),
+        attempt=attempt,
+        reason=f"{why}: {reason}" if why else reason,
+        failures=record.failures,
+        exit_code=code,
+        at_samples=at_samples,
+    )
 
 
 def displaced_event(job: JobLog, time_s: float, attempt: int, reason: str, *, retries: int) -> Event:
@@ -173,38 +201,45 @@ def displaced_event(job: JobLog, time_s: float, attempt: int, reason: str, *, re
     It counts as failed once that happens again and again without progress: see ``retries.py``.
     """
     row = job.next_displacement(time_s)
-    detail: dict[str, Any]
     if row <= BELIEVED:
-        detail = {"over": attempt, "reason": reason, "displacements": row, "wait_seconds": wait_s(row)}
-        return Event(time_s, "requeue", job.job.id, gpus=0, placement=(), detail=detail)
+        waits_s = wait_s(row)
+        return row_of(
+            Requeued(
+                *(time_s, job.job.id, 0, ()),
+                over=attempt,
+                reason=reason,
+                displacements=row,
+                wait_seconds=waits_s,
+            )
+        )
     why = f"{reason} (or its script, which signals its whole process group), {row} times without progress"
-    failure = failure_event(job, time_s, attempt, why, retries=retries)
-    detail = {**(failure.detail or {}), "displacements": row}
-    if failure.event == "requeue":
-        detail["wait_seconds"] = max(detail["wait_seconds"], wait_s(row))
-    return replace(failure, detail=detail)
+    failure = replace(_failure(job, time_s, attempt, why, retries=retries), displacements=row)
+    if isinstance(failure, Requeued):
+        failure = replace(failure, wait_seconds=max(failure.wait_seconds or 0.0, wait_s(row)))
+    return row_of(failure)
 
 
-def with_loss(event: Event, log: RunLog) -> Event:
+def with_loss(row: Event, log: RunLog) -> Event:
     """An event that stops or changes a running job, with the GPU hours that are lost by it.
 
     A failure of its own is no such stop.
     """
-    job, detail = log.active.get(event.job or ""), event.detail or {}
-    if job is None or event.event not in _LOSES or event.gpus is None or "attempt" in detail:
-        return event
+    event, job = typed(row), log.active.get(row.job or "")
+    if job is None or row.gpus is None or not isinstance(event, Resized | Moved | Preempted | Requeued):
+        return row
     lost = job.unsaved_gpu_s(event.time) / 3600.0
-    return replace(event, detail={**detail, "lost_gpu_hours": lost}) if lost else event
+    if not lost or (isinstance(event, Requeued) and event.attempt is not None):
+        return row
+    return row_of(replace(event, lost_gpu_hours=lost))
 
 
 def missing_place_event(job_id: str, time_s: float, attempt: int, reason: str) -> Event:
     """Nothing starts in the place of an attempt; the job waits again."""
-    detail = {"over": attempt, "reason": reason}
-    return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail=detail)
+    return row_of(Requeued(time_s, job_id, 0, (), over=attempt, reason=reason))
 
 
 def interruption_event(job_id: str, time_s: float, reason: str) -> Event:
-    return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail={"reason": reason})
+    return row_of(Requeued(time_s, job_id, 0, (), reason=reason))
 
 
 def on_clock(events: Iterable[Event], origin_s: float) -> list[Event]:
@@ -212,10 +247,10 @@ def on_clock(events: Iterable[Event], origin_s: float) -> list[Event]:
     return [_shifted(event, origin_s) for event in events] if origin_s else list(events)
 
 
-def _shifted(event: Event, origin_s: float) -> Event:
-    time_s = max(0.0, event.time - origin_s)
-    if event.event != "submit":
-        return replace(event, time=time_s)
-    detail = dict(event.detail or {})
-    detail["job"] = {**detail["job"], "submit_time": time_s}
-    return replace(event, time=time_s, detail=detail)
+def _shifted(row: Event, origin_s: float) -> Event:
+    time_s = max(0.0, row.time - origin_s)
+    event = typed(row) if row.event == Submitted.name else None
+    if not isinstance(event, Submitted):
+        return replace(row, time=time_s)
+    spec = {**event.spec, "submit_time": time_s}
+    return row_of(replace(event, time=time_s, stated={**(event.stated or {}), "job": spec}))

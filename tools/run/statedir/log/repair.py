@@ -23,7 +23,21 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
-from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT, FREES, OF_NODES, OF_SLOTS, Event
+from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT, FREES, Event
+from pliant.schemas.events import (
+    Moved,
+    NodeDown,
+    NodeUp,
+    Placed,
+    Preempted,
+    Resized,
+    SlotCleared,
+    SlotQuarantined,
+    Started,
+    Submitted,
+    row_of,
+    typed,
+)  # fmt: skip
 from pliant.schemas.file_io.events import LOG_HEADER, read_event, sealed_lines
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.json_lines import (
@@ -211,7 +225,7 @@ def _restored(lines: Sequence[LogLine], snapshot: LogSnapshot | None) -> tuple[l
             return events, []
         lost = restoring(before, known)
         latest_s = max((event.time for event in before), default=0.0)
-        early = [each for each in lost if each.event in ("submit", *ENDS) and each.time < latest_s]
+        early = [each for each in lost if each.event in (Submitted.name, *ENDS) and each.time < latest_s]
         if early:  # so that those who got the GPUs of a job that had ended did not get them from it
             before = _merged(before, early)
             lost = restoring(before, known)
@@ -295,16 +309,17 @@ class _Fitting:
         """The events that replace one event, or changes of GPUs that were decided together."""
         first = group[0]
         self._withdrawn = {slot: until_s for slot, until_s in self._withdrawn.items() if until_s > first.time}
-        if first.event in OF_SLOTS:
-            return self._slot(first)
-        if first.event in ALLOCATION_EVENTS:
-            return self._changes([event for event in group if self._is_known(event.job or "")])
-        if first.event in OF_NODES:
-            return self._node(first)
+        match event := typed(first):
+            case SlotQuarantined() | SlotCleared():
+                return self._slot(event)
+            case Started() | Resized() | Moved() | Preempted():
+                return self._changes([row for row in group if self._is_known(row.job or "")])
+            case NodeDown() | NodeUp():
+                return self._node(event)
+            case Submitted(job=job_id) if job_id is not None:
+                return self._submit(first, job_id)
         if first.job is None:
             return [first]
-        if first.event == "submit":
-            return self._submit(first, first.job)
         if first.event in FREES and first.job in self._held:
             self._held[first.job] = ()
         return [first] if self._is_known(first.job) else []
@@ -328,17 +343,17 @@ class _Fitting:
         self._held[job_id] = ()
         return [event]
 
-    def _node(self, event: Event) -> list[Event]:
-        node = str((event.detail or {}).get("node"))
+    def _node(self, event: NodeDown | NodeUp) -> list[Event]:
+        node = event.node
         if self._node_gpus and node not in self._node_gpus:
-            self.said.append(f"a {event.event!r} event of the unknown node {node} is dropped")
+            self.said.append(f"a {event.name!r} event of the unknown node {node} is dropped")
             return []
-        if event.event == "node_up":
+        if isinstance(event, NodeUp):
             self._down.discard(node)
-            return [event]
+            return [row_of(event)]
         self._down.add(node)
         there = [job_id for job_id in sorted(self._held) if self._is_on(job_id, node)]
-        return [*(self._take_from(job_id, event.time) for job_id in there), event]
+        return [*(self._take_from(job_id, event.time) for job_id in there), row_of(event)]
 
     def _is_on(self, job_id: str, node: str) -> bool:
         return any(name == node for name, _ in self._held[job_id])
@@ -349,24 +364,23 @@ class _Fitting:
         self.said.append(f"job {job_id}: {_REASON}; it goes on from its last checkpoint")
         return interruption_event(job_id, time_s, _REASON)
 
-    def _slot(self, event: Event) -> list[Event]:
+    def _slot(self, event: SlotQuarantined | SlotCleared) -> list[Event]:
         """A slot that goes out of service has to be free."""
-        detail = event.detail or {}
-        slot, for_all = str(detail.get("slot")), event.job is None
+        slot, for_all = event.slot, event.job is None
         if not for_all and not self._is_known(event.job or ""):
             return []
         if self._node_gpus and node_of(slot) not in self._node_gpus:
-            self.said.append(f"a {event.event!r} event of the unknown slot {slot} is dropped")
+            self.said.append(f"a {event.name!r} event of the unknown slot {slot} is dropped")
             return []
-        if event.event == "slot_up":
+        if isinstance(event, SlotCleared):
             self._withdrawn.pop(slot, None)
         elif for_all and slot not in self._withdrawn and not self._can_be_withdrawn(node_of(slot)):
             self.said.append(f"slot {slot}: the line that freed it is lost; it stays in service")
             return []
         elif for_all:
-            until_s = event.time + float(detail.get("seconds", 0.0))
+            until_s = event.time + (event.seconds or 0.0)
             self._withdrawn[slot] = max(until_s, self._withdrawn.get(slot, until_s))
-        return [event]
+        return [row_of(event)]
 
     def _can_be_withdrawn(self, node: str) -> bool:
         return not self._node_gpus or node in self._down or self._free(node) > 0
@@ -380,7 +394,7 @@ class _Fitting:
             if any(node == node_of(slot) and self._free(node) < count for node, count in place):
                 del self._withdrawn[slot]
                 self.said.append(f"slot {slot}: the line that put it back into service is lost, and replaced")
-                events.append(Event(time_s, "slot_up", detail={"slot": slot}))
+                events.append(row_of(SlotCleared(time_s, slot=slot)))
         return events
 
     def _changes(self, events: Sequence[Event]) -> list[Event]:
@@ -390,9 +404,10 @@ class _Fitting:
         lost: list[Event] = []
         kept: list[Event] = []
         for event in events:
-            job_id, place = event.job or "", event.placement or ()
+            job_id, place, change = event.job or "", event.placement or (), typed(event)
             self._beside.pop(job_id, None)
-            if (other := (event.detail or {}).get("beside")) is not None and self._held.get(other) == place:
+            other = change.beside if isinstance(change, Placed) else None
+            if other is not None and self._held.get(other) == place:
                 self._beside[job_id], self._held[job_id] = other, place
                 self._beside.pop(other, None)  # else neither of the two would count
                 kept.append(event)

@@ -31,14 +31,42 @@ from pydantic_core import from_json
 
 from pliant import __version__
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import Event, EventName
+from pliant.schemas.event import Event
+from pliant.schemas.events import (
+    Cancelled,
+    Decided,
+    Drained,
+    Ended,
+    Failed,
+    Finished,
+    Grown,
+    Held,
+    Moved,
+    NodeDown,
+    NodeUp,
+    Placed,
+    Prioritized,
+    Progressed,
+    Rejected,
+    Requeued,
+    Resumed,
+    RunBegan,
+    Shrunk,
+    SlotCleared,
+    SlotQuarantined,
+    Started,
+    Undrained,
+    Unheld,
+    Updated,
+    row_of,
+)  # fmt: skip
 from pliant.schemas.file_io.events import LogPlace, LogReader
 from pliant.schemas.file_io.files import atomic_write, read_failure
 from pliant.schemas.file_io.limits import garbage_collection_paused
-from pliant.schemas.job import CHANGEABLE, Job
+from pliant.schemas.job import CHANGEABLE, Changes, Job
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.events import decision_event, interruption_event, on_clock, submit_event
+from pliant.tools.run.statedir.log.events import on_clock, submit_event
 from pliant.tools.run.statedir.log.fold import (
     JOB_RECORD,
     RESTORED,
@@ -65,11 +93,11 @@ _ELSEWHERE: Final = {"jobs", "active", *(field.name for field in fields(RunLog) 
 """Fields of the run's record that have lines of their own, or are not part of what the log says."""
 
 
-_ENDS: Final[Mapping[JobPhase, EventName]] = {
-    "finished": "finish",
-    "failed": "fail",
-    "cancelled": "cancel",
-    "rejected": "reject",
+_ENDS: Final[Mapping[JobPhase, type[Ended]]] = {
+    "finished": Finished,
+    "failed": Failed,
+    "cancelled": Cancelled,
+    "rejected": Rejected,
 }
 _AS_SUBMITTED: Final = frozenset({"job", "submitted_s"})
 _FIELDS: Final = frozenset(each.name for each in fields(JobLog)) - _AS_SUBMITTED
@@ -245,8 +273,8 @@ def restoring(events: Iterable[Event], known: RunLog) -> list[Event]:
 def _begin(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     if log.info is None and known.info is not None:
         began_s = min([at_s, *(job.submitted_s for job in known.jobs.values())])
-        detail = known.info.model_dump(mode="json", by_alias=True, exclude_none=True)
-        yield Event(began_s, "decision", detail=detail)
+        stated = known.info.model_dump(mode="json", by_alias=True, exclude_none=True)
+        yield row_of(RunBegan(began_s, stated=stated))
 
 
 def _come_and_end(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
@@ -254,21 +282,15 @@ def _come_and_end(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job_id, job in known.jobs.items():
         if job_id not in log.jobs:
             work = job.total_samples
-            detail: dict[str, Any] = {"samples": work} if work is not None and math.isfinite(work) else {}
+            said: dict[str, Any] = {"samples": work} if work is not None and math.isfinite(work) else {}
             if job.uid is not None:
-                detail["uid"] = job.uid
-            yield submit_event(job.job, job.submitted_s, detail)
+                said["uid"] = job.uid
+            yield submit_event(job.job, job.submitted_s, said)
     ended = (job for job_id, job in known.jobs.items() if job.ended and not _ended(log, job_id))
     for job in sorted(ended, key=lambda job: (job.ended_s or 0.0, job.job.id)):
-        samples = job.samples_done or None
-        yield Event(
-            *(job.ended_s if job.ended_s is not None else at_s, _ENDS.get(job.phase, "fail"), job.job.id),
-            gpus=0,
-            placement=(),
-            samples_done=samples,
-            loss=job.loss,
-            detail={"reason": job.reason},
-        )
+        ended_s = at_s if job.ended_s is None else job.ended_s
+        end = _ENDS.get(job.phase, Failed)(ended_s, job.job.id, 0, (), reason=job.reason)
+        yield row_of(replace(end, samples_done=job.samples_done or None, loss=job.loss))
 
 
 def _ended(log: RunLog, job_id: str) -> bool:
@@ -280,25 +302,23 @@ def _take_away(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
         if before.ended:
-            detail = {"reason": job.reason, "order": 0}
-            yield Event(at_s, "requeue", job_id, gpus=0, placement=(), detail=detail)
+            yield row_of(Requeued(at_s, job_id, 0, (), reason=job.reason, order=0))
         if job.gpus:
             continue
         wait_s = 0.0 if job.retry_s in (None, before.retry_s) else (job.retry_s or 0.0) - at_s
         if before.gpus or wait_s > 0:
-            event = interruption_event(job_id, at_s, job.reason)
-            detail = {**(event.detail or {}), "wait_seconds": wait_s}
-            yield replace(event, detail=detail) if wait_s > 0 else event
+            waits_s = wait_s if wait_s > 0 else None
+            yield row_of(Requeued(at_s, job_id, 0, (), reason=job.reason, wait_seconds=waits_s))
 
 
 def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for node in sorted(log.down.keys() - known.down.keys()):
-        yield Event(at_s, "node_up", detail={"node": node})
+        yield row_of(NodeUp(at_s, node=node))
     for node in sorted(log.drained.keys() - known.drained.keys()):
-        yield Event(at_s, "undrain", detail={"node": node})
+        yield row_of(Undrained(at_s, node=node))
     proven = log.slot_faults.slots.keys() - known.slot_faults.slots.keys()
     for slot in sorted(proven | _out_longer(log, known, at_s).keys()):
-        yield Event(at_s, "slot_up", detail={"slot": slot})
+        yield row_of(SlotCleared(at_s, slot=slot))
 
 
 def _out_longer(log: RunLog, other: RunLog, at_s: float) -> dict[str, LeftOut]:
@@ -315,29 +335,32 @@ def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
         before = log.jobs[job_id]
         if not job.gpus or (before.allocation == job.allocation and not before.ended):
             continue
-        name: EventName = "resume" if before.started_s is not None else "start"
+        kind: type[Placed] = Resumed if before.started_s is not None else Started
         if before.gpus:
-            name = "grow" if job.gpus > before.gpus else "shrink" if job.gpus < before.gpus else "move"
-        detail: dict[str, Any] = {"accum": job.accum, "lr_scale": job.lr_scale, "reason": job.reason}
-        if job.beside is not None:
-            detail["beside"] = job.beside
+            kind = Grown if job.gpus > before.gpus else Shrunk if job.gpus < before.gpus else Moved
         gpus = 0 if job.job.on_cpus else job.gpus
-        yield Event(at_s, name, job_id, gpus, job.placement, job.global_batch, detail=detail)
+        yield row_of(
+            kind(
+                *(at_s, job_id, gpus, job.placement, job.global_batch),
+                accum=job.accum,
+                lr_scale=job.lr_scale,
+                reason=job.reason,
+                beside=job.beside,
+            )
+        )
 
 
 def _close(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for slot, left in sorted(_out_longer(known, log, at_s).items()):
-        detail = {"slot": slot, "seconds": left.until_s - at_s, "reason": left.reason}
-        yield Event(at_s, "slot_down", detail=detail)
+        down = SlotQuarantined(at_s, slot=slot, seconds=left.until_s - at_s, reason=left.reason)
+        yield row_of(down)
     for node, why in sorted(known.down.items()):
         if node not in log.down:
-            yield Event(at_s, "node_down", detail={"node": node, "reason": why})
+            yield row_of(NodeDown(at_s, node=node, reason=why))
     for node, drain in sorted(known.drained.items()):
         if _words(log.drained.get(node)) != _words(drain):
-            detail = {"node": node, "user": drain.user, "reason": drain.reason, "now": drain.now}
-            if drain.until_s is not None:
-                detail["until"] = drain.until_s
-            yield Event(at_s, "drain", detail=detail)
+            said = Drained(at_s, node=node, user=drain.user, reason=drain.reason, now=drain.now)
+            yield row_of(replace(said, until=drain.until_s))
 
 
 def _words(drain: Drain | None) -> tuple[object, ...] | None:
@@ -349,21 +372,21 @@ def _order(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
         before = log.jobs[job_id]
         new: set[str] = {name for name in CHANGEABLE if getattr(before.job, name) != getattr(job.job, name)}
         if new:
-            changes = job.job.model_dump(mode="json", include=new)
-            yield Event(at_s, "update", job_id, detail={"changes": changes})
+            changes: Changes = job.job.model_dump(mode="json", include=new)  # type: ignore[assignment]
+            yield row_of(Updated(at_s, job_id, changes=changes))
         if before.job.priority != job.job.priority:
-            yield Event(at_s, "priority", job_id, detail={"priority": job.job.priority})
+            yield row_of(Prioritized(at_s, job_id, priority=job.job.priority))
         if job.held is not None and before.held is None:
-            yield Event(at_s, "hold", job_id, detail={"user": job.held[0]})
+            yield row_of(Held(at_s, job_id, user=job.held[0]))
         elif job.held is None and before.held is not None:
-            yield Event(at_s, "unhold", job_id)
+            yield row_of(Unheld(at_s, job_id))
 
 
 def _report(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
         if (before.samples_done, before.loss) != (job.samples_done, job.loss):
-            yield Event(at_s, "progress", job_id, samples_done=job.samples_done, loss=job.loss)
+            yield row_of(Progressed(at_s, job_id, samples_done=job.samples_done, loss=job.loss))
 
 
 def _rest(log: RunLog, known: RunLog) -> Event | None:
@@ -376,18 +399,10 @@ def _rest(log: RunLog, known: RunLog) -> Event | None:
     }
     if not own and not jobs:
         return None
-    info = known.info
-    event = decision_event(
-        known.last_s,
-        known.origin_s if known.origin_s is not None else 0.0,
-        "" if info is None else info.policy,
-        None,
-        error=known.policy_error,
-    )
-    detail = dict(event.detail or {})
-    if known.origin_s is None:
-        del detail["origin_s"]
-    return Event(event.time, event.event, detail={**detail, "restored": {**own, "jobs": jobs}})
+    policy = "" if known.info is None else known.info.policy
+    restored = {**own, "jobs": jobs}
+    said = Decided(known.last_s, origin_s=known.origin_s, policy=policy, restored=restored)
+    return row_of(replace(said, error=known.policy_error or None))
 
 
 def _differing(dump: Any, log: object, known: object, names: Iterable[str]) -> dict[str, Any]:

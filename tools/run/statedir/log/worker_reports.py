@@ -16,14 +16,15 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import WORKER_EVENTS, Event
+from pliant.schemas.events import Checkpointed, EpochEnded, Progressed, Trained, row_of
 from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.contract import as_user
@@ -184,12 +185,12 @@ def reported(dirs: StateDir, log: RunLog, now_s: float) -> list[Event]:
     """The newest reports as events after those of the log, for a policy's decision."""
     Reports(dirs).lay_over(log)
     return [
-        Event(
-            now_s,
-            "progress",
-            job_id,
-            samples_done=refined(log.jobs[job_id], progress).samples_done,
-            detail={} if progress.noise_scale is None else {"noise_scale": progress.noise_scale},
+        row_of(
+            Progressed(
+                *(now_s, job_id),
+                samples_done=refined(log.jobs[job_id], progress).samples_done,
+                noise_scale=progress.noise_scale,
+            )
         )
         for job_id, progress in log.newest.items()
     ]
@@ -247,12 +248,9 @@ class ScriptReports:
             self._take_up(found, time_s)
             return []
         first_s = time_s - (found.since_first_step_s or 0.0)
-        events = [
-            self._event("progress", found, first_s if "first_step" in detail else time_s, detail)
-            for detail in self._details(found, time_s)
-        ]
+        events = [_of(found, event) for event in self._progressed(found, first_s, time_s)]
         if before is not None and found.epoch > before.epoch:
-            events.append(self._event("epoch", found, time_s, {"epoch": found.epoch - 1}))
+            events.append(_of(found, EpochEnded(time_s, epoch=found.epoch - 1)))
         return [*events, *self._saving(found, time_s)]
 
     def rewound(self) -> Progress | None:
@@ -267,7 +265,7 @@ class ScriptReports:
     def loss(self, left: Progress, time_s: float) -> Event:
         """The event that says how much is lost with the attempt, which goes back to ``left``."""
         lost = (self.samples_done or 0.0) - left.samples_done
-        return self._event("checkpoint", left, time_s, {"step": left.step, "lost_samples": lost})
+        return _of(left, Checkpointed(time_s, step=left.step, lost_samples=lost))
 
     def _take_up(self, found: Progress, time_s: float) -> None:
         """Go on after another launcher, which has written what was known so far."""
@@ -276,24 +274,27 @@ class ScriptReports:
         if (save := found.checkpoint) is not None:
             self._saved_step, self._saved = save.step, (save.step, save.samples_done)
 
-    def _details(self, found: Progress, time_s: float) -> list[dict[str, Any]]:
-        details: list[dict[str, Any]] = []
-        measured = {} if found.step_seconds is None else {"step_seconds": found.step_seconds}
+    def _progressed(self, found: Progress, first_s: float, time_s: float) -> Iterator[Progressed]:
+        speed_s, reason = found.step_seconds, self._plan.reason
         if not self._started:
             self._started, self._keep_due_s = True, time_s + self._plan.history_s
-            again = {"mechanism": "relaunched", "reason": self._plan.reason} if self._plan.reason else {}
-            first = {"first_step": True, "generation": found.generation, "workers": found.gpus}
-            details.append({**first, **again})
-        elif measured and (time_s >= self._keep_due_s or not self._has_speed):
+            yield Progressed(
+                first_s,
+                first_step=True,
+                generation=found.generation,
+                workers=found.gpus,
+                mechanism="relaunched" if reason else None,
+                reason=reason or None,
+            )
+        elif speed_s is not None and (time_s >= self._keep_due_s or not self._has_speed):
             self._keep_due_s, self._has_speed = time_s + self._plan.history_s, True
-            details.append(measured)
+            yield Progressed(time_s, step_seconds=speed_s)
         workers = len(self._plan.members)
         if found.rank and found.gpus < workers and not self._apart:
             self._apart = True
             warning = APART.format(workers=workers)
             _log.warning("job %s: %s", self._plan.job, warning)
-            details.append({"warning": warning})
-        return details
+            yield Progressed(time_s, warning=warning)
 
     def _saving(self, found: Progress, time_s: float) -> list[Event]:
         """A save that is acknowledged. The one before leaving has no time: that is part of leaving."""
@@ -303,27 +304,24 @@ class ScriptReports:
         self._saved_step, self._saved = save.step, (save.step, save.samples_done)
         at = found.model_copy(update={"samples_done": save.samples_done, "loss": None})
         if found.ended == "stopped":
-            return [self._event("checkpoint", at, time_s, {"step": save.step})]
+            return [_of(at, Checkpointed(time_s, step=save.step))]
         self._saves, self._saves_s = self._saves + 1, self._saves_s + save.seconds
         if time_s < self._save_due_s:
             return []
-        event = self._event(
-            "checkpoint", at, time_s, {"step": save.step, "count": self._saves}, self._saves_s
-        )
+        event = Checkpointed(time_s, overhead_seconds=self._saves_s, step=save.step, count=self._saves)
         self._saves, self._saves_s, self._save_due_s = 0, 0.0, time_s + self._plan.history_s
-        return [event]
+        return [_of(at, event)]
 
-    def _event(
-        self, name: Any, found: Progress, time_s: float, detail: dict[str, Any], cost_s: float | None = None
-    ) -> Event:
-        return Event(
-            time=time_s,
-            event=name,
+
+def _of(found: Progress, event: Trained) -> Event:
+    """An event of the job that reports, with how far it is."""
+    return row_of(
+        replace(
+            event,
             job=found.job,
             gpus=found.gpus,
             global_batch=found.global_batch,
             samples_done=found.samples_done,
             loss=found.loss,
-            overhead_seconds=cost_s,
-            detail=detail,
         )
+    )
