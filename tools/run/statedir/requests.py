@@ -32,10 +32,12 @@ from pliant.schemas.events import (
     Ordered,
     Prioritized,
     Requeued,
+    TypedEvent,
     Undrained,
     Unheld,
     Updated,
     row_of,
+    typed,
 )  # fmt: skip
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.files import atomic_write, remove_temporaries, sync_folder
@@ -153,9 +155,10 @@ def order_event(number: int, order: Order, time_s: float) -> Event:
     return row_of(_executed(number, order, time_s))
 
 
-def _executed(number: int, order: Order, time_s: float) -> Ordered | Requeued:
+def _executed(number: int, order: Order, time_s: float) -> TypedEvent:
     said = order.model_dump(include=_SAID, exclude_defaults=True)
-    event = _EVENTS[order.action](time_s, order.job, order=number, **said)
+    name = _EVENTS[order.action].name
+    event = typed(Event(time_s, name, order.job, detail={**said, "order": number}))
     if isinstance(event, Drained) and order.within_s is not None:
         return replace(event, until=order.asked_s + order.within_s)
     if isinstance(event, Requeued):
