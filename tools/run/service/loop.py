@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Preemptible
-from pliant.schemas.event import Event
+from pliant.schemas.event import ENDS, Event
 from pliant.schemas.events import EpochEnded
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
@@ -320,10 +320,7 @@ class Loop:
                     events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
             found += [(report.job_id, event) for event in events]
             happened |= not isinstance(report, WorkerEvents | Measured | Lost) and bool(events)
-        self.state.record(event for _, event in found)
-        for job_id, event in found:
-            with self._faults.of(job_id):
-                self._notify(event)
+        self._happen([event for _, event in found], [job_id for job_id, _ in found])
         at_epochs = self.session.policy.traits.decides_at_epochs
         return happened or (at_epochs and any(event.event == EpochEnded.name for _, event in found))
 
@@ -336,9 +333,7 @@ class Loop:
         self._record(self.executor.evict({name: f"is down: {why}" for name, why in down.items()}), 0.0)
         went = [node_event(name, self.clock(), why) for name, why in down.items() if name not in known]
         came = [node_event(name, self.clock(), None) for name in known if name not in down]
-        self.state.record([*went, *came])
-        for event in (*went, *came):
-            self._notify(event)
+        self._happen([*went, *came])
         return True
 
     def _apply_notices(self) -> bool:
@@ -354,10 +349,8 @@ class Loop:
         self._limits_s = now + LIMITS_LOOK_S
         limits = ((job_id, *job.next_limit(now)) for job_id, job in log.active.items() if job.job.limits)
         found = {job_id: reason for job_id, at_s, reason in limits if at_s <= now}
-        self.state.record(timeout_event(job_id, now, reason) for job_id, reason in found.items())
+        self._happen([timeout_event(job_id, now, reason) for job_id, reason in found.items()])
         for job_id in found:
-            if job_id in self.session.jobs:
-                self.session.end(job_id, self._now(), "failed")
             self._stop(job_id)
         return bool(found)
 
@@ -365,10 +358,8 @@ class Loop:
         """Cancel what is left of arrays of which too many jobs have failed."""
         found = jobs_of_spent_arrays(self.state.log)
         now = self.clock()
-        self.state.record(cancel_event(job_id, now, reason) for job_id, reason in found.items())
+        self._happen([cancel_event(job_id, now, reason) for job_id, reason in found.items()])
         for job_id in found:
-            if job_id in self.session.jobs:
-                self.session.end(job_id, self._now(), "cancelled")
             self._stop(job_id)
 
     def _look_for_idle_jobs(self) -> bool:
@@ -389,9 +380,7 @@ class Loop:
         return happened
 
     def _end_idle(self, job_id: str, words: str) -> None:
-        if job_id in self.session.jobs:
-            self.session.end(job_id, self._now(), "cancelled")
-        self.state.record([cancel_event(job_id, self.clock(), f"ended by the rule about idle jobs: {words}")])
+        self._happen([cancel_event(job_id, self.clock(), f"ended by the rule about idle jobs: {words}")])
         self._stop(job_id)
 
     def _shrink_idle(self, job_id: str, words: str) -> bool:
@@ -437,9 +426,19 @@ class Loop:
             if self._decisions is not None:
                 apply_events(self.session, [progress_event(report, job, self._now())])
 
-    def _notify(self, event: Event) -> None:
-        if self._decisions is not None:
-            apply_events(self.session, [replace(event, time=event.time - self._origin_s)])
+    def _happen(self, events: Sequence[Event], about: Sequence[str | None] | None = None) -> None:
+        """Write events to the log; the session follows them.
+
+        :param about: the job that an error ends, for each; where it is not given, that of the event.
+        """
+        self.state.record(events)
+        jobs = [event.job for event in events] if about is None else about
+        for event, job_id in zip(events, jobs, strict=True):
+            ends = event.event in ENDS and event.job in self.session.jobs
+            if self._decisions is None and not ends:
+                continue
+            with nullcontext() if job_id is None else self._faults.of(job_id):
+                apply_events(self.session, [replace(event, time=event.time - self._origin_s)])
 
     def _end_given_up(self) -> bool:
         """End the jobs with errors; returns whether the policy shall be asked."""
@@ -452,20 +451,17 @@ class Loop:
                     self._given_up[job_id] = reason
                 continue
             if job_id in self.state.log.active:
-                self.state.record([give_up_event(job_id, self.clock(), reason)])
-            self.executor.targets.pop(job_id, None)
-            if job_id in self.session.jobs:
+                self._happen([give_up_event(job_id, self.clock(), reason)])
+            elif job_id in self.session.jobs:
                 self.session.end(job_id, self._now(), "failed")
+            self.executor.targets.pop(job_id, None)
         return given_up.keys() != self._given_up.keys()
 
     def _cancel_unsatisfiable(self) -> None:
         """Cancel the jobs that were to start after jobs which have not finished; they hold nothing yet."""
         while found := unsatisfiable_jobs(self.state.log):
             now = self.clock()
-            self.state.record(cancel_event(job_id, now, reason) for job_id, reason in found.items())
-            for job_id in found:
-                if job_id in self.session.jobs:
-                    self.session.end(job_id, self._now(), "cancelled")
+            self._happen([cancel_event(job_id, now, reason) for job_id, reason in found.items()])
 
     def _poll_requests(self, until_s: float) -> bool:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
