@@ -1,15 +1,7 @@
 """Sessions rebuilt from an event log or from a schedule: nothing else is the truth.
 
-How the log is read: ``submit`` carries the job in its detail, held from then on if it says ``hold``;
-``start``, ``resume``, ``grow``, ``shrink`` and ``move`` carry the placement from then on, ``preempt`` takes
-it away; ``requeue`` means that the job lost its GPUs without the policy's doing and waits again; ``finish``,
-``fail``, ``cancel`` and ``reject`` end it;
-``node_down`` and ``node_up`` name the node in their detail. From ``hold`` to ``unhold`` the policy does not
-see a job (``user`` in the detail says who asked for it); ``priority`` gives it another one. From ``drain`` to
-``undrain`` a node gets no work (``now``: its jobs leave). ``slot_down`` names a slot and the ``seconds`` for
-which its job does not get it (without a job: no job does); ``slot_up`` ends that. Where the detail of a job's
-event has ``wait_seconds``, the job gets no further GPU for that time. Changes of GPUs at one time are one
-decision. Any event of a job may correct its progress.
+``pliant.schemas.events`` says what each kind of event is. Changes of GPUs at one time are one decision. Any
+event of a job may correct its progress.
 """
 
 from __future__ import annotations

@@ -1,49 +1,18 @@
 """Fold the log to the state of the run: nothing else is the truth.
 
-How ``run`` uses the events:
+``pliant.schemas.events`` says what each kind of event is and holds. How ``run`` uses them:
 
-- The first event is a ``decision`` whose detail is a RunInfo. Every later ``decision`` has in its detail
-  ``origin_s`` (UTC seconds at which the clock of ``submit_time`` shows 0) and ``decision_seconds``; ``once``
-  if the call does not stay, such as one from cron; ``restored`` after events that were made from a snapshot
-  (``snapshot.py``): fields of the records here that no other event says.
-- ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC. A job that says
-  ``hold`` is held from then on. Which jobs it waits for and which array it is in says the job; whether it
-  still waits follows from the ends of those jobs. Where several accounts share the run, it and every order
-  say the ``uid`` of the account that asked.
-- ``start``, ``resume``, ``grow``, ``shrink``, ``move``, ``preempt`` are written when they are decided, before
-  anything is done. They say what the job holds from then on: ``gpus``, ``placement``, ``global_batch``, and
-  in the detail ``accum``, ``lr_scale``, ``reason``, and ``beside``, the job that has the same GPUs. A changed
-  batch on the same GPUs is a ``move`` to the same place. ``samples_done`` and ``loss`` say how far it was.
-- The cost of a change is known after its first training step: a ``progress`` event then carries
-  ``overhead_seconds`` (from the decision to the end of that step) and in its detail ``after`` (the name of
-  the change). If another change comes before that step, only the later one is measured.
-- ``progress``, ``epoch`` and ``checkpoint`` come from the workers of an ``attempt``, so that the next
-  launcher knows how many it has seen. They are few: the newest progress of a job is in a file of its own
-  (``worker_reports.py``). One ``checkpoint`` stands for ``count`` of them. ``progress`` with
-  ``lost_workers``: workers died on these slots; the others train on while new ones start there. ``idle``:
-  the part of its slots that the job uses, which the cluster's rule calls idle; null: it is busy again.
-  ``straggler``: the ``slot`` of a worker that is some ``times`` slower than others; null: no longer.
-- ``move`` with the slot that ``straggled``: the job has left that slot for another one, in ``slot_down``.
-- ``requeue``: the job lost its GPUs without the policy's doing, for a ``reason``, and waits again. An
-  ``attempt`` has failed (``failures`` in a row, ``retries`` allowed; ``exit_code``;
-  ``at_samples`` if the same failure there would be the last one), or is ``over`` without a failure
-  because its place was taken away (``displacements`` in a row), or the run was interrupted.
-- ``shrink`` with a ``setback``: new workers died, and the others train on. ``slot_down`` follows for each
-  slot that the job (or, without a job, every job) does not get for some ``seconds``; ``by`` names the job
-  whose worker died. ``slot_up``: a worker has trained there for long enough.
-- ``wait_seconds``: how long the job is not started, or gets no further GPU.
-- ``lost_gpu_hours``: of a job that cannot save, what it had held since its last change, which is lost by this
-  stop or change.
-- ``fail``, ``finish``, ``reject`` and ``cancel`` end a job; gpus 0. A ``cancel`` with a ``reason`` was not
-  asked for: the job was to start after one that did not finish. ``release``: nothing is left of a job
-  that was ended while something of it might run. A job that finishes, or fails with an ``attempt``, ends only
-  when nothing of it is left, and has no such event.
-- ``hold`` and ``unhold`` by a ``user``, ``priority``, ``update`` with the ``changes`` of a job's fields, a
-  ``requeue`` with an ``order`` (the job waits again, also after its end; ``from_start``: at the beginning of
-  its work), and ``drain`` and ``undrain`` of a ``node`` (``now``:
-  its jobs leave it, ``until`` a time) execute an order, whose number is in the detail.
-- ``node_down`` and ``node_up``: the backend cannot use a ``node``, for a ``reason``, or can again. Jobs with
-  GPUs there have left it before, by a ``shrink`` or a ``requeue``.
+- The first event names the run. A submission's submit_time is moved to UTC; where several accounts share the
+  run, it and every order say the ``uid`` of the account that asked.
+- What a job is to hold is written when it is decided, before anything is done, with how far the job was. A
+  changed batch on the same GPUs is a move to the same place.
+- The cost of a change is known after its first training step, and in that ``progress`` event
+  (``overhead_seconds``, from the decision to the end of the step; ``after``). If another change comes before
+  that step, only the later one is measured.
+- Events of workers name their ``attempt``, so that the next launcher knows how many it has seen. They are
+  few: the newest progress of a job is in a file of its own (``worker_reports.py``).
+- A job that finishes, or fails with an ``attempt``, ends only when nothing of it is left; after other ends a
+  ``release`` says so. Jobs with GPUs on a node have left it before it goes down, by a shrink or a requeue.
 
 The fold also keeps totals of the whole log for an operator's monitoring, which only grow and survive restarts
 of the run, and it knows which jobs wait for others, and which of them can never start.
