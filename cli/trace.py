@@ -36,7 +36,10 @@ def trace_import(
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", help="Jobs to write, or the folder for formats with measurements; - is stdout."
+            "--output",
+            "-o",
+            help="Jobs to write (Parquet to NAME.parquet, else JSON Lines), or the folder for formats with "
+            "measurements; - is stdout.",
         ),
         DeprecatedAlias("--out"),
     ] = "-",
@@ -197,7 +200,12 @@ def synth(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Seed.", show_default="the recipe's, or 0")
     ] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="The trace (JSON Lines); - is stdout.")] = "-",
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", help="The trace: Parquet to NAME.parquet, else JSON Lines; - is stdout."
+        ),
+    ] = "-",
 ) -> None:
     """Make a trace with random arrivals; a recipe and a seed give the same bytes.
 
@@ -253,7 +261,9 @@ def _weights(option: str, text: str) -> dict[str, float]:
 
 
 def export(
-    jobs: Annotated[str, typer.Argument(metavar="JOBS", help="The trace (JSON Lines); - is stdin.")],
+    jobs: Annotated[
+        str, typer.Argument(metavar="JOBS", help="The trace (JSON Lines or Parquet); - is stdin.")
+    ],
     *,
     output: Annotated[str, typer.Option("-o", "--output", help="File to write; - is stdout.")] = "-",
 ) -> None:
@@ -275,7 +285,9 @@ def export(
 
 
 def describe(
-    jobs: Annotated[str, typer.Argument(metavar="JOBS", help="The trace (JSON Lines); - is stdin.")],
+    jobs: Annotated[
+        str, typer.Argument(metavar="JOBS", help="The trace (JSON Lines or Parquet); - is stdin.")
+    ],
     *,
     cluster: Annotated[
         str | None, typer.Option(help="A cluster (JSON), to say how much of it the trace fills.")

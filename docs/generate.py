@@ -145,7 +145,11 @@ def schemas_page() -> str:
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
 
     records: tuple[tuple[str, str, tuple[type[BaseModel], ...]], ...] = (
-        ("job", "JSON Lines, one job a line", (Job, Gpus, Batch, Utility, ResourceDemand)),
+        (
+            "job",
+            "JSON Lines; or Parquet with columns as ``gpus.requested`` and ``labels.vc``, lists as JSON",
+            (Job, Gpus, Batch, Utility, ResourceDemand),
+        ),
         ("cluster", "JSON", (Cluster, Node, SlurmOptions, IdleRule)),
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         (

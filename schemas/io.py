@@ -1,6 +1,6 @@
 """Read and write the eight kinds of file.
 
-Jobs are JSON Lines; clusters, schedules, metrics and predictors are JSON documents; profiles and
+Jobs are JSON Lines or Parquet; clusters, schedules, metrics and predictors are JSON documents; profiles and
 convergence tables are Parquet; events are either. What equals its default is left out, but for metrics, where
 null stands for a figure that does not apply.
 
@@ -12,7 +12,6 @@ whole or leave it as it was. Equal data gives equal bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,13 +27,11 @@ from pliant.schemas.file_io.documents import (
     parse_document,
     parse_job_table,
     parse_jobs,
-    stream_job_table,
 )
 from pliant.schemas.file_io.events import event_lines, parse_events
-from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
+from pliant.schemas.file_io.files import PARQUET_MAGIC, PIPE, read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.json_lines import header
-from pliant.schemas.file_io.limits import ROWS_BYTES, factor
-from pliant.schemas.file_io.packing import unpacked
+from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
@@ -60,23 +57,32 @@ def imported_files(folder: str | Path) -> list[Path]:
 
 
 def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
-    """:param path: a file, or a folder of :data:`JOBS`.
+    """:param path: a file, JSON Lines or Parquet, or a folder of :data:`JOBS`.
     :param defaults: JSON values of fields for jobs that do not state them.
     """
     path = jobs_file(path)
-    return parse_jobs(read_bytes(path, most=ROWS_BYTES), source_name(path), defaults)
+    return jobs_of(read_bytes(path, most=ROWS_BYTES), source_name(path), defaults)
+
+
+def jobs_of(data: bytes, source: str, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
+    """The jobs in the bytes of a file, as :func:`read_jobs`."""
+    if data.startswith(PARQUET_MAGIC):
+        data = job_lines(_job_table_of(data, source))
+    return parse_jobs(data, source, defaults)
 
 
 def read_job_table(path: str | Path) -> JobTable:
     """The same in columns, for traces."""
     path = jobs_file(path)
-    source = source_name(path)
-    with suppress(OSError, ValueError):  # which reading the whole file explains
-        if str(path) != PIPE and Path(path).is_file() and Path(path).stat().st_size <= ROWS_BYTES * factor():
-            with Path(path).open("rb") as stream:
-                if (table := stream_job_table(unpacked(stream, source), source)) is not None:
-                    return table
-    return parse_job_table(read_bytes(path, most=ROWS_BYTES), source)
+    return _job_table_of(read_bytes(path, most=ROWS_BYTES), source_name(path))
+
+
+def _job_table_of(data: bytes, source: str) -> JobTable:
+    if data.startswith(PARQUET_MAGIC):
+        from pliant.schemas.job_parquet import parse_job_parquet
+
+        return parse_job_parquet(data, source)
+    return parse_job_table(data, source)
 
 
 def jobs_file(path: str | Path) -> str | Path:
@@ -86,7 +92,12 @@ def jobs_file(path: str | Path) -> str | Path:
 
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:
-    write_bytes(path, job_file(jobs), mode=mode)
+    if str(path).endswith(".parquet"):
+        from pliant.schemas.job_parquet import job_parquet
+
+        write_bytes(path, job_parquet(jobs), mode=mode)
+    else:
+        write_bytes(path, job_file(jobs), mode=mode)
 
 
 def job_file(jobs: Iterable[Job]) -> bytes:

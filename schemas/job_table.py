@@ -3,47 +3,36 @@
 Traces repeat themselves: a job file holds a million jobs and a few hundred kinds of them. A :class:`JobForm`
 is all that jobs of one kind have in common, and makes a job, or the text of one, of the values that differ.
 What labels say is one of these, for they tell of each job where it comes from. A :class:`JobTable` takes some
-30 bytes a job beside its id and labels, where a :class:`~pliant.schemas.job.Job` takes 2,000. That of a long
-trace is in temporary files, so that the memory of a replay does not grow with its trace.
+30 bytes a job beside its id and labels, where a :class:`~pliant.schemas.job.Job` takes 2,000.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress, groupby, islice
 from operator import ge
-from typing import Any, Final, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard, TypeVar, overload
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import to_json
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
 
-from pliant.schemas.file_io.record import Record
-from pliant.schemas.file_io.stored_columns import StoredColumns
+from pliant.schemas.file_io.record import IDENTIFIER, MOST, Record
 from pliant.schemas.job import Job, Work, canonical_parts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 N = TypeVar("N", float, str)
-_START: Final = re.compile(
-    rb'\{"id":"([A-Za-z0-9][A-Za-z0-9._-]{0,127})","submit_time":((?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?),'
-)
-_WORK: Final = re.compile(
-    rb'"work":\{"(?:samples|epochs|iterations|gpu_seconds)":((?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?)[,}]'
-)
-"""What is inside a string cannot match: its quotes are escaped there."""
-_LABEL: Final = rb'"[ !#-\[\]-~]+":"[ !#-\[\]-~]+"'
-"""Of characters that are written alike inside and outside of JSON."""
-_LABELS_START: Final = b',"labels":{'
-_LABELS: Final = re.compile(rb"%b(%b(?:,%b)*)\}\}" % (re.escape(_LABELS_START), _LABEL, _LABEL))
-"""At the end of a line."""
-_MARK: Final = 1234.5
-_WORD: Final = "a-mark"
-"""They stand for values in the text of a form."""
-_QUOTED: Final = '"%s"'
+AMOUNTS: Final = ("samples", "epochs", "iterations", "gpu_seconds")
+"""Names of the amounts of work, of which a job states one."""
+_is_id: Final = re.compile(IDENTIFIER.replace("$", r"\Z")).match
 _LEAST: Final = 1e-4
 _MOST: Final = 1e16
 """In this range Python and pydantic write numbers alike, without an exponent."""
@@ -51,13 +40,12 @@ _FEW: Final = 4096
 """From this number of forms on, a file that has a new one for each second job is not looked at for more."""
 _BLOCK: Final = 1 << 10
 """Jobs whose texts are decoded at a time."""
-_STORED_BLOCK: Final = 1 << 16
-"""Jobs that are stored at a time, where a table is; after as many that were read, they may leave memory."""
 _ROW_BYTES: Final = 100
 _FORM_BYTES: Final = 3000
-_TYPECODES: Final = {"submit_time": "d", "amount": "d", "kind": "i", "_texts": "B", "_ends": "q"}
-"""Of the columns of a table, as of :mod:`array`."""
-_BETWEEN: Final = "\n"
+UNLIKE_JSON: Final = r"[^ !#-\[\]-~]"
+"""Matches a character that is written otherwise in JSON: what labels of a form say has none."""
+_unlike_json: Final = re.compile(UNLIKE_JSON).search
+BETWEEN: Final = "\n"
 """Stands in a table between the id of a job and what its labels say, which cannot hold it."""
 
 
@@ -113,17 +101,21 @@ class JobForm:
     @cached_property
     def template_json(self) -> str:
         """What :meth:`json` makes, with ``%s`` for each value that differs."""
-        job = self.job(_WORD, _MARK, _MARK, [_WORD] * len(self.labels))
-        text = job.model_dump_json(by_alias=True, exclude_defaults=True).replace("%", "%%")
-        start = '{"id":"%s","submit_time":%s'
-        rest = text.removeprefix(start % (_WORD, _MARK))
+        fields = self.template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        return self._template(_json_texts(fields), _json_texts(fields.get("work", {})), self.labels)
+
+    def _template(self, parts: dict[str, str], work: dict[str, str], labels: Iterable[str]) -> str:
+        """The JSON text of a job with ``%s`` for each value that differs.
+
+        :param parts: JSON texts of its fields, ``work`` those of its work.
+        :param labels: their names, in the order in which they are written.
+        """
+        parts |= {"id": '"%s"', "submit_time": "%s"}
         if self._work is not None:
-            work = f'"work":{{"{self._amount_name}":'
-            rest = rest.replace(f"{work}{_MARK}", f"{work}%s", 1)
-        if self.labels:  # the last field of a job
-            last = f',"labels":{_compact(job.labels)}}}'.replace("%", "%%")
-            rest = rest.removesuffix(last) + last.replace(f':"{_WORD}"', ':"%s"')
-        return start + rest
+            parts["work"] = _object({**work, self._amount_name: "%s"})
+        if self.labels:
+            parts["labels"] = _object(dict.fromkeys(labels, '"%s"'))
+        return _object(parts)
 
     def canonical(self, job_id: str, submit_time: str, amount: str, said: Sequence[str] = ()) -> str:
         """:func:`~pliant.schemas.job.canonical_json` of a job of this form.
@@ -140,21 +132,24 @@ class JobForm:
     def _canonical(self) -> tuple[str, Sequence[int]]:
         """With ``%s`` for each value that differs, and the labels in their order there, by number."""
         order = sorted(range(len(self.labels)), key=self.labels.__getitem__)
-        differ = {"id": '"id":"%s"', "submit_time": '"submit_time":%s'}
-        if self.labels:
-            names = [_compact(self.labels[number]).replace("%", "%%") for number in order]
-            differ["labels"] = f'"labels":{{{",".join(f"{name}:{_QUOTED}" for name in names)}}}'
-        if self.template.work is not None:
-            inner = [
-                f'"{self._amount_name}":%s' if name == self._amount_name else text.replace("%", "%%")
-                for name, text in canonical_parts(self.template.work)
-            ]
-            differ["work"] = f'"work":{{{",".join(inner)}}}'
-        parts = [(name, text.replace("%", "%%")) for name, text in canonical_parts(self.template)]
-        return f"{{{','.join(differ.get(name, text) for name, text in parts)}}}", order
+        work = {} if self.template.work is None else _canonical_texts(self.template.work)
+        labels = [self.labels[number] for number in order]
+        return self._template(_canonical_texts(self.template), work, labels), order
 
 
-_compact: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+def _json_texts(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The JSON texts of fields, to stand in a template."""
+    return {name: to_json(value).decode().replace("%", "%%") for name, value in fields.items()}
+
+
+def _canonical_texts(record: Record) -> dict[str, str]:
+    return {name: text.partition(":")[2].replace("%", "%%") for name, text in canonical_parts(record)}
+
+
+def _object(parts: Mapping[str, str]) -> str:
+    """The JSON text of an object of JSON texts, by names without what JSON escapes."""
+    fields = [f'"{name}":'.replace("%", "%%") + text for name, text in parts.items()]
+    return f"{{{','.join(fields)}}}"
 
 
 def _record(kind: type[R], values: dict[str, Any], names: set[str]) -> R:
@@ -167,8 +162,6 @@ def _record(kind: type[R], values: dict[str, Any], names: set[str]) -> R:
     return made
 
 
-_make: Final = tuple.__new__
-"""Makes a named tuple in half the time."""
 _new: Final = object.__new__
 _set_values, _set_names, _set_extra, _set_private = (
     BaseModel.__dict__[name].__set__
@@ -178,7 +171,7 @@ _set_values, _set_names, _set_extra, _set_private = (
 
 def amount_name(work: Work) -> str:
     """The field of the amount of work: samples, epochs, iterations or gpu_seconds."""
-    return next(iter(type(work).model_fields))
+    return next(name for name in AMOUNTS if name in type(work).model_fields)
 
 
 def amount_of(job: Job) -> float:
@@ -190,84 +183,67 @@ def amount_of(job: Job) -> float:
     return found
 
 
-class _Around(NamedTuple):
-    """The text of a line around the values that differ."""
+class _Values(NamedTuple):
+    """What differs between jobs of one form, and the form."""
 
-    before: bytes
-    """From the submission time to the amount of work, if there is one, else as ``after``."""
-    after: bytes
-    """From there to the labels, if such are at the end of the line, else to its end."""
-    labels: tuple[bytes, ...]
-    """Their names."""
-
-    def line(self) -> bytes:
-        """A line with other values."""
-        amount = str(_MARK).encode() if self.after else b""
-        said = b",".join(b'"%b":"%b"' % (name, _WORD.encode()) for name in self.labels)
-        last = _LABELS_START + said + b"}}" if self.labels else b""
-        return (
-            b'{"id":"%b","submit_time":%f,' % (_WORD.encode(), _MARK)
-            + self.before
-            + amount
-            + self.after
-            + last
-        )
-
-
-class _Parts(NamedTuple):
-    """What a line says: a form, and values."""
-
-    around: _Around
-    job_id: bytes
+    key: Hashable
+    job_id: str
     submit_time_s: float
-    amount: float | None
-    said: Sequence[bytes]
+    amount: float
+    said: Sequence[str]
     """By the labels."""
 
-    def says(self, job: Job) -> bool:
-        """Whether the values are those of a job that was read from the same line."""
-        names = self.around.labels
-        labels = {name.decode(): text.decode() for name, text in zip(names, self.said, strict=True)}
-        return (
-            self.job_id.decode() == job.id
-            and self.submit_time_s == job.submit_time
-            and self.amount == (None if job.work is None else amount_of(job))
-            and (not names or (labels == job.labels and len(labels) == len(names)))
-        )
 
+def _line_values(line: bytes) -> _Values | None:
+    """The values of a line. Returns None if it is not written as most are.
 
-def _parts(line: bytes) -> _Parts | None:
-    """Returns None for a line that is not as such lines are written."""
-    start = _START.match(line)
-    if start is None:
+    The key is the rest of the line; it counts the line's keys, as the parser does not see one given twice.
+    """
+    if b'" ' in line or b'"\t' in line or b'"\r' in line:
         return None
-    at, end = start.end(), len(line)
-    names: tuple[bytes, ...] = ()
-    said: Sequence[bytes] = ()
-    last = line.rfind(_LABELS_START)
-    if last >= at and (labels := _LABELS.fullmatch(line, last)) is not None:
-        words, end = labels[1].split(b'"'), last
-        names, said = tuple(words[1::4]), words[3::4]
-    work = _WORK.search(line, at, end)
-    if work is None:
-        before, after, amount = line[at:end], b"", None
-    else:
-        begin, until = work.span(1)
-        before, after, amount = line[at:begin], line[until:end], float(line[begin:until])
-    around = _make(_Around, (before, after, names))
-    job_id, time_s = start.groups()
-    return _make(_Parts, (around, job_id, float(time_s), amount, said))
+    try:
+        fields = from_json(line, allow_inf_nan=False, cache_strings="keys")
+    except ValueError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return _values(fields, line.count(b'":'))
+
+
+def _values(fields: dict[str, Any], keys: int) -> _Values | None:
+    """Takes them out of the fields, which are then those of the form."""
+    amount: Any = 0.0
+    job_id: Any = fields.get("id")
+    submit_time: Any = fields.get("submit_time")
+    work, labels, said = fields.get("work"), fields.get("labels"), ()
+    if type(job_id) is not str or _is_id(job_id) is None or not _is_number(submit_time):
+        return None
+    fields["id"] = fields["submit_time"] = None
+    if type(work) is dict:
+        name = next((name for name in AMOUNTS if name in work), "")
+        amount, work[name] = work.get(name, 0.0), None
+        if not amount or not _is_number(amount):
+            return None
+    if type(labels) is dict and labels:
+        fields["labels"], said = [*labels], (*labels.values(),)
+        if not _are_plain([*labels, *said]):
+            return None
+    return _Values((to_json(fields), keys), job_id, float(submit_time), float(amount), said)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return (type(value) is float or type(value) is int) and 0 <= value <= MOST
+
+
+def _are_plain(texts: list[Any]) -> bool:
+    """Whether they are texts of characters that are written alike inside and outside of JSON."""
+    return all(type(text) is str for text in texts) and _unlike_json("".join(texts)) is None
 
 
 class JobTable(Sequence[Job]):
-    """Jobs in columns; each is made when it is asked for.
+    """Jobs in columns; each is made when it is asked for."""
 
-    The columns are arrays. A long table that is stored can be read once it is complete: then they are mapped,
-    and it can be neither changed nor copied.
-    """
-
-    def __init__(self, jobs: Iterable[Job] = (), *, is_stored: bool = False) -> None:
-        """:param is_stored: it is read only after :meth:`complete`; if it is long, it is not in memory."""
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.submit_time = array("d")
         self.amount = array("d")
         # Number of each job's form.
@@ -277,20 +253,13 @@ class JobTable(Sequence[Job]):
         self._texts = bytearray()
         # Where the text of each job ends; it begins where that of the job before ends.
         self._ends = array("q", [0])
-        # The number of rows in memory at which they are stored; -1: never.
-        self._most_rows = _STORED_BLOCK if is_stored else -1
-        self._stored = StoredColumns(_TYPECODES)
-        # What is not in memory, while the table grows.
-        self._stored_rows = self._stored_text = 0
-        # Forms by the text of a line around the values; -1: that does not say which form it is.
-        self._known: dict[_Around, int] = {}
-        # Forms of which no second line was seen.
-        self._unproved: set[int] = set()
+        # Forms by all that their jobs have in common.
+        self._known: dict[Hashable, int] = {}
         for job in jobs:
             self.append(job)
 
     def __len__(self) -> int:
-        return self._stored_rows + len(self.kind)
+        return len(self.kind)
 
     @overload
     def __getitem__(self, row: int) -> Job: ...
@@ -301,7 +270,7 @@ class JobTable(Sequence[Job]):
             rows = range(len(self))[row]
             return self if rows == range(len(self)) else self._of(rows)
         row = range(len(self))[row]
-        job_id, *said = self._text(row).split(_BETWEEN)
+        job_id, *said = self._text(row).split(BETWEEN)
         return self.forms[self.kind[row]].job(job_id, self.submit_time[row], self.amount[row], said)
 
     def __iter__(self) -> Iterator[Job]:
@@ -310,8 +279,7 @@ class JobTable(Sequence[Job]):
     @property
     def memory_bytes(self) -> int:
         """What it takes, roughly."""
-        rows = 0 if self._stored else len(self)
-        return rows * _ROW_BYTES + len(self.forms) * _FORM_BYTES
+        return len(self) * _ROW_BYTES + len(self.forms) * _FORM_BYTES
 
     def _text(self, row: int) -> str:
         return str(self._texts[self._ends[row] : self._ends[row + 1]], "ascii")
@@ -329,27 +297,24 @@ class JobTable(Sequence[Job]):
         for block, texts in self._blocks():
             columns = self.kind[block], numbers(self.submit_time[block]), numbers(self.amount[block])
             for kind, submit_time, amount, text in zip(*columns, texts, strict=True):
-                job_id, between, said = text.partition(_BETWEEN)
-                yield make(forms[kind], job_id, submit_time, amount, said.split(_BETWEEN) if between else ())
+                job_id, between, said = text.partition(BETWEEN)
+                yield make(forms[kind], job_id, submit_time, amount, said.split(BETWEEN) if between else ())
 
     def _blocks(self) -> Iterator[tuple[slice, Iterator[str]]]:
-        """Rows and their texts, a block at a time; those that were passed need not stay in memory."""
+        """Rows and their texts, a block at a time."""
         rows, ends = len(self), self._ends
         for first in range(0, rows, _BLOCK):
-            if not first % _STORED_BLOCK:
-                self._stored.release()
             end = min(first + _BLOCK, rows)
             begin = ends[first]
             text = str(self._texts[begin : ends[end]], "ascii")
             places = [place - begin for place in ends[first : end + 1]]
             yield slice(first, end), map(text.__getitem__, map(slice, places, islice(places, 1, None)))
-        self._stored.release()
 
     def ids(self) -> Iterator[str]:
         """Of all jobs."""
         for _, texts in self._blocks():
             for text in texts:
-                yield text.partition(_BETWEEN)[0]
+                yield text.partition(BETWEEN)[0]
 
     def may_repeat_ids(self) -> bool:
         """False: all ids differ."""
@@ -359,8 +324,17 @@ class JobTable(Sequence[Job]):
         hashes.sort()
         return bool((hashes[1:] == hashes[:-1]).any())  # numpy.unique would import numpy.ma
 
+    def label(self, name: str) -> Iterator[str | None]:
+        """What a label says of each job; None where a job does not have it."""
+        at = [form.labels.index(name) if name in form.labels else -1 for form in self.forms]
+        stated = [form.template.labels.get(name) for form in self.forms]
+        for block, texts in self._blocks():
+            for kind, text in zip(self.kind[block], texts, strict=True):
+                place = at[kind]
+                yield stated[kind] if place < 0 else text.split(BETWEEN)[place + 1]
+
     def job_id(self, row: int) -> str:
-        return self._text(row).partition(_BETWEEN)[0]
+        return self._text(row).partition(BETWEEN)[0]
 
     def append(self, job: Job, line: bytes = b"") -> int:
         """Returns the row of the job.
@@ -368,90 +342,55 @@ class JobTable(Sequence[Job]):
         :param line: the JSON text that the job was read from.
         """
         worth_a_look = len(self.forms) < _FEW or 2 * len(self.forms) < len(self)
-        parts = _parts(line) if worth_a_look and not job.after else None  # a job may not wait for itself
-        if parts is not None and not parts.says(job):
-            parts = None
-        labels = () if parts is None or not parts.said else tuple(job.labels)
-        kind = len(self.forms)
-        self.forms.append(JobForm(job, labels))
-        text = _BETWEEN.join([job.id, *(job.labels[name] for name in labels)])
-        self._add(text.encode(), job.submit_time, amount_of(job), kind)
-        if parts is not None and parts.around not in self._known:
-            self._known[parts.around] = kind
-            self._unproved.add(kind)
+        values = _line_values(line) if worth_a_look and not job.after else None  # it may not wait for itself
+        labels = tuple(job.labels) if values is not None and values.said else ()
+        kind = self.add_form(job, labels)
+        if values is not None:
+            self._known.setdefault(values.key, kind)
+        self._add(job.id, job.submit_time, amount_of(job), kind, [job.labels[name] for name in labels])
         return len(self) - 1
 
-    def _prove(self, around: _Around, kind: int) -> bool:
-        """Whether the values are where they seem to be: a job with others differs in nothing else."""
-        self._unproved.remove(kind)
-        form = self.forms[kind]
-        expected = form.job(_WORD, _MARK, _MARK, [_WORD] * len(form.labels))
-        try:
-            other = Job.model_validate_json(around.line())
-        except ValidationError:
-            other = None
-        if other != expected or other.model_fields_set != form.template.model_fields_set:
-            self._known[around] = -1
-        return self._known[around] == kind
+    def add_form(self, template: Job, labels: Sequence[str]) -> int:
+        """Returns its number. The parameters are those of :class:`JobForm`."""
+        self.forms.append(JobForm(template, labels))
+        return len(self.forms) - 1
 
     def take(self, line: bytes) -> bool:
         """Add the job of a line, if the line is of a form that is known."""
-        parts = _parts(line)
-        if parts is None:
+        values = _line_values(line)
+        kind = None if values is None else self._known.get(values.key)
+        if values is None or kind is None:
             return False
-        around, text, submit_time_s, amount, said = parts
-        kind = self._known.get(around, -1)
-        if kind < 0 or amount == 0:
-            return False
-        if kind in self._unproved and not self._prove(around, kind):
-            return False
-        if said:
-            text = _BETWEEN.encode().join([text, *said])
-        self._add(text, submit_time_s, amount or 0.0, kind)
+        self._add(values.job_id, values.submit_time_s, values.amount, kind, values.said)
         return True
 
-    def _add(
-        self, text: bytes | bytearray | memoryview, submit_time_s: float, amount: float, kind: int
+    def extend(
+        self,
+        texts: pa.Array,
+        submit_times_s: NDArray[np.float64],
+        amounts: NDArray[np.float64],
+        kinds: NDArray[np.int32],
     ) -> None:
-        if len(self.kind) == self._most_rows:
-            self._store()
-        self._texts += text
-        self._ends.append(self._stored_text + len(self._texts))
+        """Add jobs of forms that are there.
+
+        :param texts: of each the id and what the labels of its form say, with :data:`BETWEEN` between them.
+        """
+        import numpy as np
+
+        _, ends, data = texts.buffers()
+        bounds = np.frombuffer(ends, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+        self._ends.frombytes((bounds[1:] - bounds[0] + len(self._texts)).tobytes())
+        self._texts += memoryview(data or b"")[bounds[0] : bounds[-1]]
+        self.submit_time.frombytes(submit_times_s.tobytes())
+        self.amount.frombytes(amounts.tobytes())
+        self.kind.frombytes(kinds.tobytes())
+
+    def _add(self, job_id: str, submit_time_s: float, amount: float, kind: int, said: Sequence[str]) -> None:
+        self._texts += (BETWEEN.join((job_id, *said)) if said else job_id).encode()
+        self._ends.append(len(self._texts))
         self.submit_time.append(submit_time_s)
         self.amount.append(amount)
         self.kind.append(kind)
-
-    def _store(self) -> None:
-        """Move what is in memory into temporary files, if there is room; else all of it stays from now on."""
-        columns = {name: getattr(self, name) for name in _TYPECODES}
-        try:
-            self._stored.add(columns)
-        except OSError:
-            self._stay_in_memory()
-        else:
-            self._stored_rows, self._stored_text = len(self), self._stored_text + len(self._texts)
-            for name, values in columns.items():
-                setattr(self, name, values[:0])
-
-    def _stay_in_memory(self) -> None:
-        for name, values in self._stored.in_memory().items() if self._stored else ():
-            setattr(self, name, values + getattr(self, name))
-        self._stored, self._most_rows = StoredColumns(_TYPECODES), -1
-        self._stored_rows = self._stored_text = 0
-
-    def complete(self) -> None:
-        """All jobs are there."""
-        if self._stored:
-            self._store()
-        if not self._stored:  # it is short, or there was no room
-            return
-        try:
-            columns = self._stored.mapped()
-        except OSError:
-            self._stay_in_memory()
-        else:
-            self.__dict__.update(columns)
-            self._stored_rows = self._stored_text = 0
 
     def in_order(self) -> JobTable:
         """The jobs in order of (submit_time, id)."""
@@ -471,15 +410,15 @@ class JobTable(Sequence[Job]):
             yield from sorted(rows, key=self.job_id)
 
     def _of(self, rows: Iterable[int]) -> JobTable:
-        found = JobTable(is_stored=True)
-        found.forms = self.forms
-        for number, row in enumerate(rows):
-            if not number % _STORED_BLOCK:
-                self._stored.release()
-            text = self._texts[self._ends[row] : self._ends[row + 1]]
-            found._add(text, self.submit_time[row], self.amount[row], self.kind[row])
-        found.complete()
-        return found
+        chosen = JobTable()
+        chosen.forms = self.forms
+        for row in rows:
+            chosen._texts += self._texts[self._ends[row] : self._ends[row + 1]]
+            chosen._ends.append(len(chosen._texts))
+            chosen.submit_time.append(self.submit_time[row])
+            chosen.amount.append(self.amount[row])
+            chosen.kind.append(self.kind[row])
+        return chosen
 
     def complete_times(self) -> None:
         """Jobs that state no time arrive with the first that does, else at 0."""

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.documents import parse_document, parse_jobs
+from pliant.schemas.file_io.documents import parse_document
 from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
 from pliant.schemas.file_io.foreign import foreign
 from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.parquet import file_metadata, parse_parquet, read_arrow, schema_in_footer
 from pliant.schemas.file_io.record import KINDS
+from pliant.schemas.io import jobs_of
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import CONVERGENCE, PROFILE
@@ -24,7 +25,7 @@ from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import counted, did_you_mean
 
 _READERS: Final[dict[str, Callable[[bytes, str], Sequence[Any]]]] = {
-    "job": parse_jobs,
+    "job": jobs_of,
     "cluster": lambda data, source: (
         parse_document(data, source, "cluster", Cluster, schema_required=False),
     ),

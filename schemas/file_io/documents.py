@@ -10,16 +10,13 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Mapping
-from itertools import chain
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic_core import ValidationError
 
-from pliant.schemas.errors import BadInputError, OutOfMemoryError, Problem
-from pliant.schemas.file_io.files import PARQUET_MAGIC
+from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.json_lines import (
     BOM,
-    LineReader,
     encode,
     key_given_twice,
     read_lines,
@@ -29,7 +26,6 @@ from pliant.schemas.file_io.json_lines import (
     validate_value,
     warn_dropped,
 )
-from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import (
     MAYBE_NOT_FINITE,
     NOT_FINITE,
@@ -181,7 +177,7 @@ def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = No
         return share(Job.model_validate_json(_completed(line, defaults) if defaults else line))
 
     lines, problems = read_lines(data, source, "job", job_of, written_by_people=True)
-    _refuse(problems, [(number, job.id) for number, job in lines], source)
+    refuse_same_ids(problems, [(number, job.id) for number, job in lines], source)
     jobs = tuple(job for _, job in lines)
     stated = [job.submit_time for job in jobs if "submit_time" in job.model_fields_set]
     if stated and len(stated) < len(jobs):
@@ -196,41 +192,6 @@ def parse_job_table(data: bytes, source: str) -> JobTable:
     table = _TableInProgress()
     lines, problems = read_lines(data, source, "job", table.row_of, written_by_people=True, known=table.takes)
     return table.done(lines, problems, source)
-
-
-@garbage_collection_paused()
-def stream_job_table(stream: BinaryIO, source: str) -> JobTable | None:
-    """As :func:`parse_job_table`, without the file or a long table in memory.
-
-    :returns: None if there is anything else to say about the file, which it takes the whole of it to do.
-    """
-    first = stream.readline()
-    if not first or first.startswith((PARQUET_MAGIC, BOM)):
-        return None
-    table, share = JobTable(is_stored=True), SharedParts().share
-
-    def row_of(line: bytes) -> int:
-        try:
-            return table.append(share(Job.model_validate_json(line)), line)
-        except ValidationError as error:
-            raise _NotPlainError from error
-
-    reader = LineReader(source, "job", row_of, keys_once=True, known=lambda _, line: table.take(line))
-    try:
-        reader.feed(chain((first,), stream))
-        table.complete()
-        if reader.problems or table.may_repeat_ids():
-            return None
-        table.complete_times()
-    except (_NotPlainError, BadInputError):
-        return None
-    except MemoryError:
-        raise OutOfMemoryError(f"{len(table)} records of {source}") from None
-    return table
-
-
-class _NotPlainError(Exception):
-    """A line needs another look."""
 
 
 class _TableInProgress:
@@ -262,13 +223,15 @@ class _TableInProgress:
         for number, row in lines:
             self._numbers[row] = number
         if problems or table.may_repeat_ids():
-            _refuse(problems, list(zip(self._numbers, table.ids(), strict=True)), source)
+            refuse_same_ids(problems, list(zip(self._numbers, table.ids(), strict=True)), source)
         table.complete_times()
         return table
 
 
-def _refuse(problems: list[Problem], lines: list[tuple[int, str]], source: str) -> None:
-    """:param lines: numbers and ids of the good ones."""
+def refuse_same_ids(problems: list[Problem], lines: list[tuple[int, str]], source: str) -> None:
+    """:param lines: numbers and ids of the good ones.
+    :raises BadInputError: there are problems, or ids occur twice.
+    """
     found = sorted(problems + _duplicates(lines, source), key=lambda problem: problem.line or 0)
     if found:
         raise BadInputError(found)

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 from pydantic_core import ValidationError, to_json
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.columns import TableColumn, TableKind, rows_from_columns, validate_row
+from pliant.schemas.file_io.columns import TableKind, rows_from_columns, validate_row
 from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.json_lines import warn_dropped
 from pliant.schemas.file_io.limits import (
@@ -112,10 +112,11 @@ def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = (
         pq.write_table(arrow, sink, write_page_checksum=True, **packing)
         return bytes(sink.getvalue().to_pybytes())
 
-    return within_limits(written, _check_packed)
+    return within_limits(written, check_packed)
 
 
-def _check_packed(data: bytes) -> None:
+def check_packed(data: bytes) -> None:
+    """:raises BadInputError: a reader would refuse it."""
     deque(_packed(data, ""), maxlen=0)
 
 
@@ -410,7 +411,7 @@ def cast_columns(arrow: pa.Table, source: str, table: TableKind[Any]) -> dict[st
     known = {column.name: column for column in table.columns}
     for name in arrow.column_names:
         values = arrow.column(name)
-        if name in known and not _holds(values.type, known[name]):
+        if name in known and not holds(values.type, known[name].type, nullable=known[name].nullable):
             expected = known[name].type
             problems.append(
                 Problem(source, None, f"/{name}", f"column is {values.type}, expected {expected}")
@@ -422,12 +423,13 @@ def cast_columns(arrow: pa.Table, source: str, table: TableKind[Any]) -> dict[st
     return columns
 
 
-def _holds(found: pa.DataType, column: TableColumn) -> bool:
+def holds(found: pa.DataType, expected: str, *, nullable: bool) -> bool:
+    """Whether a column of a type can hold values of the expected one."""
     import pyarrow.types as pt
 
     if pt.is_dictionary(found):
         found = found.value_type
-    match column.type:
+    match expected:
         case "int64":
             fits = pt.is_integer(found)
         case "float64":
@@ -436,7 +438,7 @@ def _holds(found: pa.DataType, column: TableColumn) -> bool:
             fits = pt.is_boolean(found)
         case _:
             fits = pt.is_string(found) or pt.is_large_string(found) or pt.is_string_view(found)
-    return bool(fits or (pt.is_null(found) and column.nullable))
+    return bool(fits or (pt.is_null(found) and nullable))
 
 
 def _as_text(value: object) -> str | None:
@@ -485,7 +487,7 @@ def text_array(texts: Iterable[str | None]) -> pa.Array:
 def number_array(values: array[Any]) -> pa.Array:
     import pyarrow as pa
 
-    types = {"b": pa.int8(), "q": pa.int64(), "d": pa.float64()}
+    types = {"b": pa.int8(), "i": pa.int32(), "q": pa.int64(), "d": pa.float64()}
     return pa.Array.from_buffers(types[values.typecode], len(values), [None, pa.py_buffer(values)])
 
 
@@ -539,6 +541,13 @@ def count_substring(texts: Any, part: str) -> Any:
 def match_pattern(texts: Any, pattern: str) -> Any:
     """Whether each text has a part that the regular expression matches."""
     return compute("match_substring_regex", texts, options=kernels().MatchSubstringOptions(pattern))
+
+
+def join_texts(columns: Sequence[pa.Array], between: str) -> pa.Array:
+    """The texts of each row, one after the other, without nulls."""
+    options = kernels().JoinOptions(null_handling="skip")
+    rows = len(columns[0])
+    return compute("binary_join_element_wise", *columns, text_array([between] * rows), options=options)
 
 
 def among(name: str, values: Any, words: Iterable[str]) -> Any:

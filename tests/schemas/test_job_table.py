@@ -1,20 +1,19 @@
-from array import array
-from errno import ENOMEM, ENOSPC
-from io import BytesIO
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas import job_table
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.documents import job_lines, parse_job_table, parse_jobs, stream_job_table
-from pliant.schemas.io import read_job_table, write_jobs
+from pliant.schemas.file_io.documents import job_lines, parse_job_table, parse_jobs
+from pliant.schemas.io import read_job_table, read_jobs, write_jobs
 from pliant.schemas.job import Job, canonical_json, hash_of_texts, trace_hash
+from pliant.schemas.job_parquet import job_parquet, parse_job_parquet
 from pliant.schemas.job_table import JobTable, jobs_that, one_of_each
+from pliant.schemas.kinds import validate_file
 from tests.builders import job
 from tests.strategies import traces
 
@@ -153,7 +152,6 @@ def test_values_in_unusual_places_are_those_of_each_job(work: str, first: str) -
         ("\r\n  \n" + 2 * LINE.format("a", 1, 1), 'jobs.jsonl:4: /id: "a" is used twice, first on line 3'),
         ('{\n"id":"a","model":"m"}\n{"id":"b","model":"m"}\n', "jobs.jsonl:2: "),
         ('{"schema":"pliant.job/2"}\n' + LINE.format("a", 1, 1), "jobs.jsonl:1: "),
-        ("PAR1", "is a Parquet file"),
     ],
 )
 def test_a_file_has_the_problems_of_its_text(text: str, words: str, tmp_path: Path) -> None:
@@ -193,78 +191,51 @@ def test_a_table_of_jobs_is_a_sequence_of_jobs() -> None:
     assert table[-1] == jobs[-1]
 
 
-@pytest.fixture
-def block_of_three(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(job_table, "_STORED_BLOCK", 3)
-    monkeypatch.setattr(job_table, "_BLOCK", 2)
-    return 3
+@settings(max_examples=25)
+@given(traces(), st.lists(st.floats(0, 1e17), min_size=3, max_size=3))
+def test_a_parquet_file_holds_the_same_jobs(trace: tuple[Job, ...], times: list[float]) -> None:
+    jobs = alike(trace, times)
+    table = parse_job_parquet(job_parquet(jobs), "jobs.parquet")
+    assert tuple(table) == jobs
+    assert list(table.canonical()) == [canonical_json(one) for one in jobs]
+    assert job_parquet(table) == job_parquet(jobs)
 
 
-@pytest.mark.usefixtures("block_of_three")
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(traces().filter(bool), st.lists(st.floats(0, 1e9), min_size=3, max_size=3))
-def test_a_stored_table_is_that_of_the_text(trace: tuple[Job, ...], times: list[float]) -> None:
-    text = job_lines(alike(trace, times))
-    expected = parse_job_table(text, "jobs")
-    table = stream_job_table(BytesIO(text), "jobs")
-    assert table is not None
-    assert isinstance(table.kind, memoryview) == (len(expected) > 3)
-    for result, of_text in ((table, expected), (table.in_order(), expected.in_order())):
-        assert list(result) == list(of_text)
-        assert list(result.ids()) == [one.id for one in of_text]
-        assert list(result.canonical()) == list(of_text.canonical())
-        assert [result[row] for row in range(len(result))] == list(of_text)
-        assert list(result[1:-1]) == list(of_text[1:-1])
-        assert list(one_of_each(result)) == list(one_of_each(of_text))
-        assert list(jobs_that(lambda one: one.user, result)) == list(jobs_that(lambda one: one.user, of_text))
+@pytest.mark.parametrize("stated", [{"gpu_seconds": 5.0}, {"work": None}])
+def test_labels_are_columns_of_parquet(stated: dict[str, Any], tmp_path: Path) -> None:
+    jobs = [job(f"j{n}", at=float(n), labels=labels, **stated) for n, labels in enumerate(LABELS)]
+    for part in (jobs, [job(f"j{n}", labels={"of": "t", "runs": f"{n}"}, **stated) for n in range(9)]):
+        write_jobs(part, tmp_path / "jobs.parquet")
+        assert (
+            list(read_job_table(tmp_path / "jobs.parquet")) == part == [*read_jobs(tmp_path / "jobs.parquet")]
+        )
+    assert len(read_job_table(tmp_path / "jobs.parquet").forms) == 1
+    assert validate_file(tmp_path / "jobs.parquet").endswith(": job, 9 records")
+    columns = pq.read_table(tmp_path / "jobs.parquet").column_names
+    assert [*read_job_table(tmp_path / "jobs.parquet")[0].labels] == ["of", "runs"]
+    assert columns[:2] == ["id", "submit_time"]
+    assert columns[-2:] == ["labels.of", "labels.runs"]
 
 
-@pytest.mark.usefixtures("block_of_three")
-def test_a_long_trace_is_not_in_memory(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.jsonl"
-    lines = [LINE.format(f"j{n}", n % 7, n + 1) for n in range(20)]
-    path.write_text("".join([*lines, '{"id":"s","model":"m"}\n']))
-    table = read_job_table(path)
-    columns = (table.submit_time, table.amount, table.kind, table._texts, table._ends)
-    assert all(isinstance(column, memoryview) and isinstance(column.obj, mmap) for column in columns)
-    assert table[20].submit_time == 0.0
-    assert [one.id for one in table.in_order()][:4] == ["j0", "j14", "j7", "s"]
-    path.write_text("".join([*lines, LINE.format("j3", 50, 1)]))
-    with pytest.raises(BadInputError, match=r"jobs\.jsonl:21: .*used twice, first on line 4"):
-        read_job_table(path)
-
-
-class FullDisk(BytesIO):
-    """Takes some bytes of each write, until its room is full."""
-
-    room = 0
-
-    def write(self, data: Any) -> int:
-        if self.room <= 0:
-            raise OSError(ENOSPC, "no space left on device")
-        type(self).room -= len(data)
-        return super().write(data[: len(data) // 2 + 1])
-
-
-@pytest.mark.usefixtures("block_of_three")
-@pytest.mark.parametrize("room", range(0, 400, 9))
-def test_without_room_for_temporary_files_it_stays_in_memory(room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FullDisk, "room", room)
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: FullDisk())
-    text = "".join(LINE.format(f"j{n}", n % 7, n + 1) for n in range(20)).encode()
-    table = stream_job_table(BytesIO(text), "jobs")
-    assert table is not None
-    assert isinstance(table.kind, array)
-    assert list(table) == list(parse_jobs(text, "jobs"))
-    assert len(table) == 20
-
-
-@pytest.mark.usefixtures("block_of_three")
-def test_where_nothing_can_be_mapped_it_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(ENOMEM, "cannot allocate memory")
-
-    monkeypatch.setattr("mmap.mmap", refuse)
-    text = "".join(LINE.format(f"j{n}", n % 7, n + 1) for n in range(20)).encode()
-    table = stream_job_table(BytesIO(text), "jobs")
-    assert list(table or ()) == list(parse_jobs(text, "jobs"))
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"id": ["a", "-x"]}, 'jobs.parquet: row 2: /id: "-x" is not'),
+        ({"id": ["a", "a"]}, 'jobs.parquet:2: /id: "a" is used twice, first on line 1'),
+        ({"submit_time": [1.0, -1.0]}, "row 2: /submit_time: -1"),
+        ({"work.samples": [1.0, 0.0]}, "row 2: /work/samples: 0"),
+        ({"gpus.requested": [1, -1]}, "row 2: /gpus/requested: -1"),
+        ({"gpus.requested": ["1", "x"]}, "/gpus.requested: column is string, expected int64"),
+        ({"after": ['{"b":"ok"}', "{"]}, "row 2: /after: not valid JSON"),
+        ({"after": [None, '{"b":"ok"}']}, "row 2: /after: names the job itself"),
+        ({"colour": ["a", "b"]}, "/colour: is not a column that this version knows"),
+        ({"model": ["m", None]}, "row 2: /model: is missing"),
+    ],
+)
+def test_a_wrong_row_of_parquet_is_named(columns: dict[str, Any], words: str, tmp_path: Path) -> None:
+    stated = {"id": ["a", "b"], "submit_time": [0.0, 1.0], "model": ["m", "m"]} | columns
+    table = pa.table(stated).replace_schema_metadata({"schema": "pliant.job/1"})
+    pq.write_table(table, tmp_path / "jobs.parquet")
+    with pytest.raises(BadInputError) as raised:
+        read_job_table(tmp_path / "jobs.parquet")
+    assert words in str(raised.value)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.schemas.io import read_events, read_job_table, read_jobs, write_cluster, write_jobs
+from pliant.schemas.io import read_events, read_jobs, write_cluster, write_jobs
 from pliant.tools.replay import batch
 from pliant.tools.replay import sweep as sweeps
 from pliant.tools.replay.engine.costs import Cost
@@ -288,14 +288,6 @@ def test_what_is_too_much_is_read_by_the_workers(folder: Path, monkeypatch: pyte
             assert sweeps._worth_sharing(tasks, 2) == {}
     monkeypatch.setattr(sweeps, "_MOST_SHARED", 0)
     assert sweeps.sweep(tasks, folder / "out", workers=2) == []
-
-
-def test_a_long_trace_takes_no_memory_for_its_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "long.jsonl"
-    write_jobs([job(f"j{n}", gpu_seconds=5) for n in range(40)], path)
-    in_memory = read_job_table(path).memory_bytes
-    monkeypatch.setattr("pliant.schemas.job_table._STORED_BLOCK", 16)
-    assert 0 < read_job_table(path).memory_bytes <= in_memory - 40 * 100
 
 
 SCRIPT = """\

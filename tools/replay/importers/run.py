@@ -22,6 +22,7 @@ from pliant import __version__
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.file_io.documents import parse_job_table
 from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks
 from pliant.schemas.file_io.json_lines import encode, header
 from pliant.schemas.file_io.parquet import compute
@@ -403,7 +404,11 @@ def _write_jobs(
     from_zero = absolute or selection.begin is not None
     origin = "the submission of its first job that was kept" if from_zero else "the start that the trace has"
     summary.assume(f"times are seconds since {origin}")
-    write_chunks(out, spool.chunks(from_zero=from_zero, scale_time=selection.scale_time))
+    chunks = spool.chunks(from_zero=from_zero, scale_time=selection.scale_time)
+    if out.endswith(".parquet"):
+        io.write_jobs(parse_job_table(b"".join(chunks), out), out)
+    else:
+        write_chunks(out, chunks)
     summary.jobs = len(spool)
     summary.files.append(out)
 
