@@ -16,6 +16,7 @@ from benchmarks.parts import (
     figure,
     mends_backfill,
     mends_oasis,
+    mends_programs,
     mends_report,
     mends_speeds,
     parted,
@@ -31,6 +32,8 @@ TRACES: Final = 50
 MOVED_JOBS: Final = 10
 """Of each trace whose times are moved."""
 RUNS: Final = 40
+PROGRAMS: Final = 300
+"""Of each policy that solves integer programs."""
 GROWTH_LIMIT: Final = 2.0
 
 
@@ -69,6 +72,12 @@ def backfill() -> list[Figure]:
     return [Figure("easy_backfill_us_per_event_growth", round(growth, 2), "ratio", GROWTH_LIMIT)]
 
 
+def programs(count: int = PROGRAMS) -> list[Figure]:
+    """Integer programs of each policy that solves some whose result a second solver refutes."""
+    wrong = sum(mends_programs.wrong_programs(policy, count) for policy in mends_programs.POLICIES)
+    return [_none("milp_programs_wrong", wrong, "programs")]
+
+
 PARTS: Final[dict[str, Part]] = {
     "left-behind": left_behind,
     "slower-sizes": slower_sizes,
@@ -76,6 +85,7 @@ PARTS: Final[dict[str, Part]] = {
     "deadlines": deadlines,
     "senseless": senseless,
     "backfill": backfill,
+    "programs": programs,
 }
 
 

@@ -1,9 +1,12 @@
 import ctypes
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from benchmarks.parts import mends_programs
 from pliant.tools.schedule.policies import solver
 
 
@@ -16,17 +19,26 @@ def test_the_best_whole_numbers_are_found() -> None:
     assert result.x.round(6).tolist() == [1.5, 2.0]
 
 
-def test_what_native_code_prints_does_not_come_to_stdout(monkeypatch, capfd) -> None:
-    library = ctypes.CDLL(None)
+@pytest.mark.parametrize(("x", "bound"), [([3.0, 1.0], None), ([1.5, 2.0], None), ([0.0, 0.0], 1.0)])
+def test_a_wrong_solution_is_sought_again(x: list[float], bound: float | None, monkeypatch, capfd) -> None:
+    library, right, asked = ctypes.CDLL(None), SimpleNamespace(x=None), []
 
-    def milp(*_args: object, **_options: object) -> str:
+    def milp(*_args: object, options: dict[str, object], **_options: object) -> SimpleNamespace:
         library.printf(b"a line of the solver\n")
-        return "solved"
+        asked.append(options)
+        return right if len(asked) > 1 else SimpleNamespace(x=np.array(x), fun=0.0, mip_dual_bound=bound)
 
     monkeypatch.setattr("scipy.optimize.milp", milp)
-    assert solver.solved(np.zeros(1), np.ones((1, 1)), 0, 1, whole=np.ones(1, dtype=np.int64)) == "solved"
+    whole, rows = np.ones(2, dtype=np.int64), np.array([[2.0, 1.0]])
+    assert solver.solved(np.zeros(2), rows, -np.inf, 5.0, whole=whole, most=2.0) is right
+    assert asked == [{}, {"presolve": False}]
     print("data", flush=True)
-    assert capfd.readouterr() == ("data\n", "a line of the solver\n")
+    assert capfd.readouterr() == ("data\n", 2 * "a line of the solver\n")
+
+
+@pytest.mark.parametrize("policy", mends_programs.POLICIES)
+def test_a_second_solver_finds_the_same_optima(policy: str) -> None:
+    assert mends_programs.wrong_programs(policy, 10) == 0
 
 
 def test_programs_are_solved_without_a_stdout_too() -> None:
