@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -111,14 +108,6 @@ slots, or share GPUs; 4, as job 2; 5, as job 3; 6, as job 4 and cluster 3; 7, as
 _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
-_LOADER: Final = "pydantic.plugin._loader"
-_no_plugins: Final = ModuleType(_LOADER)
-"""Stands in for the module that looks for plugins of pydantic while records are built."""
-_no_plugins.__dict__["get_plugins"] = tuple
-_rebuilding: Final = threading.RLock()
-"""Threads that put it in and take it out at a time would leave it there for all other models."""
-
-
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
     """Base of every JSON record: strict types, finite numbers, no unknown fields, immutable."""
 
@@ -130,25 +119,6 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
         ser_json_inf_nan="constants",
         defer_build=True,
     )
-
-    @classmethod
-    def model_rebuild(cls, *, force: bool = False, raise_errors: bool = True, **names: Any) -> bool | None:
-        """Without the plugins of pydantic: looking for them reads the metadata of every installed package.
-
-        Even the import of what looks takes as long as building most records.
-        """
-        if "_parent_namespace_depth" in names:
-            names["_parent_namespace_depth"] += 1
-        with _rebuilding:
-            before = sys.modules.get(_LOADER)
-            sys.modules[_LOADER] = _no_plugins
-            try:
-                return super().model_rebuild(force=force, raise_errors=raise_errors, **names)
-            finally:
-                if before is None:
-                    del sys.modules[_LOADER]
-                else:
-                    sys.modules[_LOADER] = before
 
     @property
     def minor(self) -> int:
