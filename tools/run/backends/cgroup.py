@@ -176,7 +176,7 @@ def _mounts(proc: str) -> Iterator[tuple[list[str], str, str]]:
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
         if kind in ("cgroup", "cgroup2"):
-            root, point = left.split()[3:5]
+            root, point = (path.replace(r"\040", " ") for path in left.split()[3:5])
             yield ([""] if kind == "cgroup2" else options.split(",")), root, point
 
 

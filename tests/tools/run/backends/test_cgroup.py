@@ -51,7 +51,8 @@ class Host:
         at = self.sys / (names or "unified")
         options = f"rw,{names}" if names else "rw"
         with (self.proc / "mountinfo").open("a") as file:
-            file.write(f"2 1 0:3 {root} {at} rw,nosuid - {kind} {kind} {options}\n")
+            point = str(at).replace(" ", r"\040")
+            file.write(f"2 1 0:3 {root} {point} rw,nosuid - {kind} {kind} {options}\n")
         with (self.proc / "cgroup").open("a") as file:
             file.write(f"{0 if not names else 3}:{names}:{path}\n")
         own = at / path.removeprefix(root).strip("/")
@@ -145,7 +146,7 @@ def test_where_systemd_runs_a_unit_is_in_a_scope_of_its_own(
     own = host.mount("cgroup2", "", "/user.slice")
     busctl = tmp_path / "busctl"
     busctl.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/asked\necho "$FAULT" >&2\ntest -z "$FAULT"\n'
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/asked"\necho "$FAULT" >&2\ntest -z "$FAULT"\n'
     )
     busctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -251,7 +252,7 @@ def test_what_a_job_has_its_code_recorded_with_is_in_its_group(tmp_path: Path) -
     group, python = tmp_path / "g", tmp_path / "python"
     group.mkdir()
     (group / "cgroup.procs").touch()
-    looks = "#!/bin/sh\necho $PPID $(cat {0}/cgroup.procs) > {0}/seen; : > {0}/cgroup.procs\n"
+    looks = '#!/bin/sh\ncd "{}"; echo $PPID $(cat cgroup.procs) > seen; : > cgroup.procs\n'
     python.write_text(looks.format(group))
     python.chmod(0o755)
     env = {"TMPDIR": str(tmp_path), supervisor.ENV_GROUP: str(Group([str(group)]))}

@@ -110,14 +110,11 @@ def test_containers_that_could_not_be_as_without(field: str, value: str, said: s
         Container.model_validate({"image": "img", field: (value,)})
 
 
-FAKE = """#!{python}
-import os, sys
-at = sys.argv.index("img") if "img" in sys.argv else len(sys.argv)
-if sys.argv[1] == "inspect":
-    print("{started}")
-elif sys.argv[1] == "run":
-    print("Error: img: image not known", file=sys.stderr)
-    os.execvp(sys.argv[at + 1], sys.argv[at + 1 :])
+FAKE = """#!/bin/sh
+case $1 in
+inspect) echo "{started}";;
+run) echo "Error: img: image not known" >&2; while [ "$1" != img ]; do shift; done; shift; exec "$@";;
+esac
 """
 
 
@@ -126,7 +123,7 @@ elif sys.argv[1] == "run":
 def test_exit_codes_of_the_runtime_and_of_the_command(tmp_path: Path, code: int, started: str) -> None:
     """A code of 125 to 127 is the runtime's if the container never was."""
     fake = tmp_path / "podman"
-    fake.write_text(FAKE.format(python=sys.executable, started=started))
+    fake.write_text(FAKE.format(started=started))
     fake.chmod(0o755)
     note = tmp_path / "unit-0.container"
     argv = (*service.words(Container(image="img"), note), "bash", "-c", f"exit {code}")
@@ -141,10 +138,11 @@ def test_exit_codes_of_the_runtime_and_of_the_command(tmp_path: Path, code: int,
 
 
 LEAVES = """#!/bin/sh
-echo "$@" >> {folder}/asked
+cd "{folder}"
+echo "$@" >> asked
 case $1 in
-run) echo '{{"name": "x", "argv": ["touch", "{folder}/forged"]}}' > {folder}/unit-0.container; kill -9 $PPID;;
-rm) setsid sleep 600 > /dev/null 2>&1 & echo $! > {folder}/left;;
+run) echo '{{"name": "x", "argv": ["touch", "{folder}/forged"]}}' > unit-0.container; kill -9 $PPID;;
+rm) setsid sleep 600 > /dev/null 2>&1 & echo $! > left;;
 esac
 """
 
@@ -166,9 +164,9 @@ def test_a_supervisor_ends_its_container_and_what_that_starts(tmp_path: Path) ->
     assert not (tmp_path / "forged").exists()
 
 
-SRUN = """#!{python}
-import subprocess, sys
-sys.exit(subprocess.run(sys.argv[sys.argv.index("env") :], start_new_session=True).returncode)
+SRUN = """#!/bin/sh
+while [ "$1" != env ]; do shift; done
+setsid -w "$@"
 """
 SAVES = """trap 'echo saved $CUDA_VISIBLE_DEVICES; exit 9' TERM; echo begins; while :; do sleep 0.1; done"""
 
@@ -176,7 +174,7 @@ SAVES = """trap 'echo saved $CUDA_VISIBLE_DEVICES; exit 9' TERM; echo begins; wh
 def test_pyxis_is_asked_to_end_by_the_signal_to_its_command(tmp_path: Path) -> None:
     """srun itself would end the step without leaving it time to save."""
     fake = tmp_path / "srun"
-    fake.write_text(SRUN.format(python=sys.executable))
+    fake.write_text(SRUN)
     fake.chmod(0o755)
     words = service.words(Container(image="img", runtime="pyxis"), tmp_path / "unit-0.container")
     env = {"PATH": f"{tmp_path}:/bin", "PLIANT_SLURM_STEP": "12:node3", "CUDA_VISIBLE_DEVICES": "1"}
