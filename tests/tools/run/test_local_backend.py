@@ -463,4 +463,4 @@ def test_a_unit_has_a_folder_for_temporary_files_and_the_secrets_of_its_job(tmp_
     assert (attempt / "exit-0").read_text() == "3\n"
     (scratch / Path(given).name).symlink_to(tmp_path)  # not its own: it is left alone, and unused
     subprocess.run(argv, env=env, check=True, timeout=30)
-    assert (tmp_path / "seen").read_text().split()[1] == str(scratch)
+    assert (tmp_path / "seen").read_text() == f"hush {scratch}\n"
