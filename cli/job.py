@@ -227,8 +227,8 @@ def stack(
     from pliant.schemas.file_io.files import check_output
     from pliant.tools.run.gateway.client import id_of
     from pliant.tools.run.gateway.connect import client_for
-    from pliant.tools.run.service.stacks import stacks_text
-    from pliant.tools.run.watch.stacks import stacks_document
+    from pliant.tools.run.statedir.contract.stacks import stacks_text
+    from pliant.tools.run.watch.job_stacks import stacks_document
 
     check_output(output)
     client = client_for(state_directory(state))

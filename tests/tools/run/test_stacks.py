@@ -9,15 +9,18 @@ import pytest
 
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once
-from pliant.tools.run.service.stacks import WorkerStack, keep_stacks, stacks_text, worker_stacks
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.stacks import (
     Frame,
     StackAnswer,
     ThreadStack,
+    WorkerStack,
     answer,
+    keep_stacks,
     question,
     read_dump,
+    stacks_text,
+    worker_stacks,
 )
 from pliant.tools.run.statedir.directory import StateDir
 from tests.cli.calling import call
@@ -27,7 +30,7 @@ from tests.tools.run.site import Site, until
 
 WATCHED = """
 import json, os, pathlib, time
-from pliant.tools.run.elastic.stacks import StackWatch
+from pliant.tools.run.elastic.stack_watch import StackWatch
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.liveness import LivenessFile
 

@@ -40,7 +40,7 @@ from pliant.tools.run.elastic.measured import Measured, Measurement
 from pliant.tools.run.elastic.membership.instructions import Leave
 from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.membership.process_group import join_torchrun_group
-from pliant.tools.run.elastic.stacks import StackWatch
+from pliant.tools.run.elastic.stack_watch import StackWatch
 from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything, seed_scripts
 from pliant.tools.run.statedir.contract.plan import Plan
 
@@ -59,14 +59,16 @@ def init(
     micro_batch_size: int | None = None,
     if_workers_differ: Literal["end", "warn"] = "end",
 ) -> ElasticJob:
-    """Find out how this process was started.
+    """Find out how this process was started, and return the job that it trains.
 
-    ``batch_size``: samples per optimizer step over all workers; a batch of the plan replaces it. ``seed``: of
-    the sample order and, if given here or by the job, of all random generators; the job's replaces it.
-    ``backend``: of the process group; by default gloo on CPUs, gloo and NCCL on GPUs. ``micro_batch_size``:
-    the most samples that a worker trains at once; a larger share of the batch is cut into micro-steps.
-    ``if_workers_differ``: in weights, settings of an optimizer or data; they are compared now and then.
-
+    :param batch_size: samples per optimizer step over all workers; a batch of the plan replaces it.
+    :param seed: seed of the sample order and, if given here or by the job, of all random generators; the
+        job's replaces it.
+    :param backend: backend of the process group; by default gloo on CPUs, gloo and NCCL on GPUs.
+    :param micro_batch_size: most samples that a worker trains at once; a larger share of the batch is cut
+        into micro-steps.
+    :param if_workers_differ: what to do if workers differ in weights, settings of an optimizer or data; they
+        are compared now and then.
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
     """
@@ -226,11 +228,15 @@ class ElasticJob:
             )
 
         Names are those in checkpoints and messages. Optimizers are the same objects; make schedulers after
-        this call. ``num_workers`` are loading processes per worker. ``drop_last`` leaves out the samples that
-        do not fill the last global batch of an epoch. ``sampler`` draws the samples of each epoch instead of
-        ``shuffle``, under the job's seed. ``find_unused_parameters`` has no effect: parameters that a
-        backward pass does not reach are found anyway.
+        this call.
 
+        :param collate_fn: makes a batch of a list of samples.
+        :param num_workers: loading processes per worker.
+        :param shuffle: whether each epoch has another order of the samples.
+        :param drop_last: whether to leave out the samples that do not fill the last global batch of an epoch.
+        :param sampler: draws the samples of each epoch instead of ``shuffle``, under the job's seed.
+        :param find_unused_parameters: no effect: parameters that a backward pass does not reach are found
+            anyway.
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
         """
@@ -379,13 +385,14 @@ class ElasticJob:
         return self._steps.micro_steps()
 
     def batch_indices(self, below: int | None = None) -> torch.Tensor:
-        """Which samples this worker takes for the micro-step: int64, on the CPU.
+        """Numbers of the samples that this worker takes for the micro-step.
 
-        ``below``: random numbers from 0 to ``below - 1``, with replacement, as
-        ``torch.randint(below, (batch_size,))`` would draw them. Without it: the samples' numbers in the
-        training, from 0, which may index a fixed order or a stream. Either way the workers' indices together
-        are those of one worker.
+        The workers' numbers together are those of one worker.
 
+        :param below: bound of random numbers from 0, with replacement, as
+            ``torch.randint(below, (batch_size,))`` would draw them. Without it they are the samples' numbers
+            in the training, from 0, which may index a fixed order or a stream.
+        :returns: int64, shape (samples,), on the CPU.
         :raises UsageError: the script is in no loop over batches or steps.
         """
         body = self._trained().body
@@ -398,14 +405,14 @@ class ElasticJob:
         return cast("torch.Tensor", body.draw(draw))
 
     def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
-        """Draw for the whole batch, and keep the rows of this worker's samples: noise, for example.
-
-        ``make`` gets the number of samples and a generator that is the same on every worker and for every
-        try of the step. It returns a tensor, or tensors in a tuple, list or dictionary, with a row for each
-        sample; they arrive on the device::
+        """Draw for the whole batch, and keep the rows of this worker's samples: noise, for example::
 
             noise = job.draw(lambda count, generator: torch.randn(count, 64, generator=generator))
 
+        :param make: gets the number of samples and a generator that is the same on every worker and for every
+            try of the step. It returns a tensor, or tensors in a tuple, list or dictionary, with a row for
+            each sample.
+        :returns: the rows of this worker's samples, on the device.
         :raises UsageError: the script is in no loop over batches or steps.
         """
         return self._trained().body.draw(make)
@@ -413,9 +420,8 @@ class ElasticJob:
     def carried(self, make: Callable[[int], Any], *, dim: int = 0) -> Carried:
         """What each row of a batch hands on to that of the next one, as the hidden state of a recurrent net.
 
-        ``make`` gives it for a number of rows at the start of an epoch: a tensor, or tensors in a tuple, list
-        or dictionary, with their rows along ``dim``. Call it before the first epoch or step, then read and
-        set its ``value`` in the loop, before ``optimizer.step()``::
+        Call it before the first epoch or step, then read and set its ``value`` in the loop, before
+        ``optimizer.step()``::
 
             hidden = job.carried(lambda rows: torch.zeros(LAYERS, rows, WIDTH), dim=1)
             ...
@@ -423,6 +429,8 @@ class ElasticJob:
 
         It comes back without a history, and is a part of the state: resizes, kills and restarts keep it.
 
+        :param make: gives it for a number of rows at the start of an epoch: a tensor, or tensors in a tuple,
+            list or dictionary, with their rows along ``dim``.
         :raises UsageError: training has begun.
         """
         carried = Carried(make, dim, lambda: self._trained().body)
@@ -461,13 +469,13 @@ class ElasticJob:
     def weigh(self, count: float) -> None:
         """Say that the loss of this micro-batch is a mean over ``count`` of something, not over its samples.
 
-        Tokens that are not padding, for example, or the sum of class weights. Workers and micro-steps then
-        count by it, and the gradient is that of the mean over the whole batch::
+        Workers and micro-steps then count by it, and the gradient is that of the mean over the whole batch::
 
             job.weigh((labels != -100).sum().item())
             loss = cross_entropy(model(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
             loss.backward()
 
+        :param count: tokens that are not padding, for example, or the sum of class weights.
         :raises UsageError: it comes after the backward pass, or outside of the loop over batches.
         """
         self._trained().body.weigh(count)
@@ -481,8 +489,6 @@ class ElasticJob:
     def agree(self, value: V | Callable[[], V]) -> V:
         """Rank 0's ``value`` on every worker: for what only rank 0 knows, or what may differ slightly.
 
-        It is a number, or a dictionary or list of numbers.
-
         Every worker calls it, at the same places of the loop over ``epochs`` or ``steps``::
 
             accuracy = job.agree(lambda: evaluate(model))
@@ -493,6 +499,7 @@ class ElasticJob:
         is lost meanwhile, by the worker that takes its place. For the same reason a number must be right on
         every worker.
 
+        :param value: a number, or a dictionary or list of numbers, or a function that returns them.
         :raises UsageError: it is called elsewhere.
         """
         return cast("V", self._trained().body.agree(value))

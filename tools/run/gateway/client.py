@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NotRequired, Protocol, Type
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Changes, Job
-from pliant.tools.run.service.stacks import WorkerStack
 from pliant.tools.run.service.submit import Names, Submitted
+from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction
 from pliant.tools.run.watch.attempt_code import CodeRecord

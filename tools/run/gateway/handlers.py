@@ -49,9 +49,9 @@ from pliant.tools.run.statedir.requests import Spool, askers, submitted_jobs
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.attempt_code import recorded_code
 from pliant.tools.run.watch.job_page import error_lines, history
+from pliant.tools.run.watch.job_stacks import job_stacks
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.output import JobOutput, events_to_come, job_events, last_events
-from pliant.tools.run.watch.stacks import job_stacks
 from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import UseMeter
 from pliant.tools.schedule.registry import policy_names

@@ -12,15 +12,15 @@ from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.job import Job
 from pliant.tools.run.gateway.client import JobEnd, JobOrder, NodeOrder, OutputPart, SubmitOptions
 from pliant.tools.run.service import submit as requests
-from pliant.tools.run.service.stacks import WorkerStack
+from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
 from pliant.tools.run.watch import output
 from pliant.tools.run.watch.attempt_code import CodeRecord, recorded_code
 from pliant.tools.run.watch.job_page import Happened, error_lines, history
+from pliant.tools.run.watch.job_stacks import job_stacks
 from pliant.tools.run.watch.job_status import JobStatus
-from pliant.tools.run.watch.stacks import job_stacks
 from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import Use, UseMeter, measured
 

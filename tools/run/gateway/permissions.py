@@ -31,7 +31,7 @@ from pliant.schemas.file_io.record import BoundedFloat, PositiveFloat, Record, p
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import TeamStanding
 from pliant.tools.run.gateway.protocol import check_path_owners
-from pliant.tools.run.service.stacks import WorkerStack
+from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import ROOT, Account, account_name
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.job_page import Happened

@@ -31,8 +31,8 @@ from pliant.tools.run.gateway.protocol import (
 )
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.launching import at_home
-from pliant.tools.run.service.stacks import WorkerStack
 from pliant.tools.run.service.starters import settled
+from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction

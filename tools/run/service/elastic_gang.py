@@ -20,8 +20,8 @@ from pliant.tools.run.service.commands import next_plan
 from pliant.tools.run.service.endings import describe
 from pliant.tools.run.service.gang import Gang, NextPlan, as_its_user
 from pliant.tools.run.service.members import YOUNG_S, Lifetimes, slots_text
-from pliant.tools.run.service.stacks import SOON_S
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Progress
+from pliant.tools.run.statedir.contract.stacks import DUMP_GRACE_S
 
 EXIT_CODE_S: Final = 5.0
 """Seconds to wait for the exit code of a worker that is gone."""
@@ -88,7 +88,7 @@ class ElasticGang(Gang):
             return 0.0
         if unit not in self._overdue:
             self._stacks.ask()
-        return SOON_S
+        return DUMP_GRACE_S
 
     # Workers that die.
 

@@ -30,9 +30,9 @@ from pliant.tools.run.service.commands import aborted, assignment_of, next_plan
 from pliant.tools.run.service.drain_notices import Notice
 from pliant.tools.run.service.endings import Ending, broken, judge
 from pliant.tools.run.service.members import GangMembers, Stage, Timeouts, WorkerFailure, slots_text
-from pliant.tools.run.service.stacks import SOON_S, LastStacks
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress, ProgressFile
+from pliant.tools.run.statedir.contract.stacks import DUMP_GRACE_S, LastStacks
 from pliant.tools.run.statedir.log.worker_reports import Tail
 
 _TRACE_LINES: Final = 200
@@ -407,6 +407,6 @@ class Gang(ABC):
         self._stage = stage
         until_s = self._limit_s(stage, now_s) if seconds is None else now_s + seconds
         lasts_s = until_s - now_s
-        self._deadline_s, self._ask_s = until_s, now_s + max(lasts_s - SOON_S, lasts_s / 2)
+        self._deadline_s, self._ask_s = until_s, now_s + max(lasts_s - DUMP_GRACE_S, lasts_s / 2)
         if stage != "abort":
             self._backend.stop(self.handle, "term" if stage == "term" else "kill")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.service.stacks import found_stack
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.stacks import (
     StackAnswer,
@@ -20,6 +19,7 @@ from pliant.tools.run.statedir.contract.stacks import (
     answer,
     ask_for_stacks,
     bytes_of_each,
+    found_stack,
     offer_stacks,
     parse_dump,
     read_answer,
@@ -31,7 +31,7 @@ from tests.tools.run.site import until
 
 BEGINS = """
 import datetime, os, pathlib, sys, threading, time
-from pliant.tools.run.elastic.stacks import StackWatch
+from pliant.tools.run.elastic.stack_watch import StackWatch
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 
 attempt = pathlib.Path(sys.argv[1])

@@ -22,22 +22,24 @@ from pliant.schemas.text import iso_time, whole_number
 from pliant.tools.profile.torchrun.start import RUN_TORCHRUN, printable, strays
 from pliant.tools.run.backends.local import SUPERVISORS
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.stacks import (
-    WITHIN_S,
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, Plan
+from pliant.tools.run.statedir.contract.stacks import (
+    MOST_FRAMES,
+    RESPONSE_TIMEOUT_S,
+    Frame,
+    ThreadStack,
     WorkerStack,
     answers_questions,
     grouped,
     worker_stacks,
 )
-from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, Plan
-from pliant.tools.run.statedir.contract.stacks import MOST_FRAMES, Frame, ThreadStack
 from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.job_status import known_ids, standing
 from pliant.tools.run.watch.status import Status, Watcher
 
-PATIENCE_S: Final = 20.0
+PY_SPY_TIMEOUT_S: Final = 20.0
 _STARTERS: Final = SUPERVISORS | {Path(RUN_TORCHRUN).name}
 """Programs between the launcher and its workers."""
 
@@ -77,11 +79,11 @@ def _dumped(py_spy: str, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
             [py_spy, "dump", "--json", "--pid", str(pid)],
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            timeout=PATIENCE_S,
+            timeout=PY_SPY_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return (), f"py-spy did not answer within {PATIENCE_S:g} s"
+        return (), f"py-spy did not answer within {PY_SPY_TIMEOUT_S:g} s"
     except OSError as error:
         return (), f"py-spy cannot be started: {error.strerror}"
     if done.returncode:
@@ -111,7 +113,7 @@ SCHEMA: Final = "pliant.stack/1"
 
 
 def job_stacks(
-    state: Path, job_id: str, *, within_s: float = WITHIN_S, found: Status | None = None
+    state: Path, job_id: str, *, within_s: float = RESPONSE_TIMEOUT_S, found: Status | None = None
 ) -> list[WorkerStack]:
     """The stacks of all workers of a running job.
 
