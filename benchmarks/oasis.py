@@ -97,7 +97,7 @@ def _decisions(servers: Servers, jobs: int, slots: int) -> list[float]:
     ahead, time_s, taken = in_order_of_arrival(jobs_of(0, jobs, slots)), 0.0, []
     happen(session, time_s, ahead)
     while True:
-        arrives = any(change.kind == "arrived" for change in session.changes.entries.entries)
+        arrives = any(change.kind == "arrived" for change in session.changes.entries)
         started = process_time()
         session.decide(time_s)
         taken += [process_time() - started] * arrives

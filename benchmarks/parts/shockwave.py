@@ -96,7 +96,7 @@ def outcome(given: Inputs, policy: str) -> Outcome:
     begun_s = {job.id: job.submit_time for job in given.jobs}
     jct_s = {job_id: ended_s[job_id] - begun_s[job_id] for job_id in begun_s}
     alone_s = {
-        job_id: demand_gpu_s(state, done.session.cluster.spec.speeds, of_simulation=True)
+        job_id: demand_gpu_s(state, done.session.cluster.speeds, of_simulation=True)
         / state.spec.gpus.requested
         for job_id, state in done.session.book.ended.items()
     }

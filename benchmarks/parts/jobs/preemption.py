@@ -83,9 +83,9 @@ def _happen(session: Session, what: str, rng: np.random.Generator, now_s: float,
         own["priority"] = float(rng.integers(-2, 3))
         session.submit(spec.model_copy(update=own), now_s)
     elif what == "withdraw":
-        name = session.cluster.spec.nodes[int(rng.integers(len(session.cluster.spec.nodes)))].name
-        if session.cluster.spec.free.free_on(name):
-            session.cluster.spec.withdraw(f"{name}/0", now_s, now_s + 100.0)
+        name = session.cluster.nodes[int(rng.integers(len(session.cluster.nodes)))].name
+        if session.cluster.free.free_on(name):
+            session.cluster.withdraw(f"{name}/0", now_s, now_s + 100.0)
     elif active and what == "end":
         session.end(active[int(rng.integers(len(active)))], now_s)
     elif active and what == "priority":

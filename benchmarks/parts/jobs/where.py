@@ -223,7 +223,7 @@ def violations(given: World, policy: str) -> list[str]:
             found += [f"{policy}: {job.id} is on {name}" for name in wrong]
         found += [f"{policy}: {what}" for what in overfull(given, held.jobs.values())]
         if not held.advance(coming):
-            if held.session.cluster.spec.free.node(lost).up:
+            if held.session.cluster.free.node(lost).up:
                 break
             held.session.maintenance.node_up(lost, held.time_s)
     if held.jobs:
