@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.checks import most_on_a_node, replica_on_a_node
-from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.job import Job
@@ -308,18 +307,11 @@ def _unserved(job: Job) -> dict[str, str]:
     return found
 
 
-def without_gpus(jobs: Iterable[Job], cluster: Cluster, source: str) -> list[Problem]:
-    """The jobs without GPUs, where these cannot be run."""
-    text = "needs no GPU, and a cluster on Slurm gives its nodes for their GPUs only: submit it with sbatch"
-    on_slurm = cluster.backend != "local"
-    return [Problem(source, None, "", f'job "{job.id}" {text}') for job in jobs if on_slurm and job.on_cpus]
-
-
 def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
     known = {job.id: job for job in schedule.jobs}
     nodes = {node.name: node for node in schedule.cluster.expanded()}
     left, most = {name: node.gpus for name, node in nodes.items()}, most_on_a_node(nodes.values())
-    problems = without_gpus(schedule.jobs, schedule.cluster, source)
+    problems: list[Problem] = []
     for index, allocation in enumerate(schedule.allocations):
         where = f"/allocations/{index}"
         if allocation.job not in known:

@@ -25,7 +25,7 @@ from pliant.schemas.job import Changes, Job, arriving_at, updated
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.supervisor import SECRETS
 from pliant.tools.run.service import containers
-from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle, without_gpus
+from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
 from pliant.tools.run.service.starters import is_a_name, program_obstacle, python_obstacle, settled
 from pliant.tools.run.service.submitter import output_obstacle
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
@@ -451,8 +451,6 @@ def check_against(dirs: StateDir, jobs: Iterable[Job], source: str = "jobs") -> 
     from pliant.tools.schedule.registry import make_policy
 
     jobs, cluster = tuple(jobs), read_cluster(dirs.cluster)
-    if found := without_gpus(jobs, cluster, source):
-        raise BadInputError(found)
     profile = read_profile(dirs.profile) if dirs.profile.exists() else None
     decided = read_schedule(dirs.schedule) if dirs.schedule.exists() else None
     policy = None if decided is None else make_policy(decided.policy.name, decided.policy.parameters)

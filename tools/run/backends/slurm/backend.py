@@ -134,6 +134,8 @@ class SlurmBackend:
     def _why_down(self, name: str, found: SlurmNode | None) -> str:
         if found is None:
             return "Slurm does not know it"
+        if not self._nodes[name].gpus:
+            return "it has no GPUs, and so no lease"
         if found.serves is not None:
             self._serves[name] = found.serves and (found.responds or self._beats_on(name))
         dead_for_s = time.monotonic() - self._dead_s.get(name, float("-inf"))
@@ -293,9 +295,9 @@ class SlurmBackend:
 
     def _place_in(self, lease_id: str, unit: SlurmUnit) -> StepPlace:
         options, size, slots = self._cluster.slurm, self.leases.size_of(unit.node), unit.slots
+        if not size or not slots:
+            return StepPlace(lease_id, "", "none")
         gres = command_lines.step_gres(options, size, len(slots))
-        if not size:
-            return StepPlace(lease_id, gres, "none")
         if options.gpu_choice == "slot":
             return StepPlace(lease_id, gres, ",".join(slots))
         view = self._looked_at
@@ -404,9 +406,7 @@ class Leases:
         return asked.job is None or asked.job.reason in _NOT_LOOKED_AT
 
     def why_not(self, node: str) -> str:
-        asked = self._asked.get(node)
-        if asked is None:
-            return "it has no GPUs"
+        asked = self._asked[node]
         if asked.refused:
             return f"Slurm refuses its lease: {asked.refused}"
         if asked.job is None and asked.tries > 2:

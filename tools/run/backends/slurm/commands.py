@@ -266,6 +266,11 @@ def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> JobRequest
     nodes = len(planned) if a_node_each or len(planned) == 1 else None
     if cluster.slots == "cpu":
         return JobRequest(name, len(units), nodes, cpus=workers)
+    if all(unit.env.get("CUDA_VISIBLE_DEVICES") == "" for unit in units):  # it needs no GPU
+        demand = units[0].demand
+        own = max(1, math.ceil(demand.get("cpu", 0.0)))
+        most = math.ceil(demand["memory"] / own) if "memory" in demand else None
+        return JobRequest(name, len(units), nodes, cpus=own, memory_bytes=most)
     known = [node for node in cluster.expanded() if node.name in planned]
     each = min((share for node in known if (share := _cpus_of_a_gpu(node))), default=None)
     memory = min((share for node in known if (share := _memory_of_a_cpu(node))), default=None)

@@ -16,6 +16,7 @@ from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import release_nodes, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
+from tests.builders import job
 from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.scripts import PlainSlurmBackend
 from tests.tools.run.site import PLIANT, QUICK, Site, environment, in_order, until
@@ -84,6 +85,26 @@ def test_jobs_train_on_slurm_and_their_samples_are_exact(site: SlurmSite, live: 
     assert leases(live), "the next run goes on with the nodes that this one had"
     assert "2 nodes are kept for the next run" in site.said()
     assert release_nodes(site.state) == 2
+    until(lambda: not leases(live))
+
+
+@pytest.mark.parametrize("backend", ["slurm", "slurm-jobs"])
+def test_jobs_without_gpus_run_beside_others(site: SlurmSite, live: SlurmCluster, backend: str) -> None:
+    """In a lease of a node, or as a job of Slurm of its own: no GPU is asked for, nor seen."""
+    nodes = slurm_nodes("n0", gpus=1, slots="gpu", backend=backend)
+    write_cluster(nodes, site.folder / "cluster.json")
+    wants = {"worker": {"cpu": 2.0, "memory": 100e6}}
+    says = ("bash", "-c", 'echo "gpus [$CUDA_VISIBLE_DEVICES] cpus $SLURM_CPUS_PER_TASK" > said-by-it')
+    own = {"command": says, "workdir": str(site.folder), "resources": wants, "batch": {}}
+    submit(site.state, [job("prep", gpus=0, **own)], "jobs", folder=site.folder, now_s=0.0)
+    words = ("--follow", "--backend", backend, "--policy", "fifo", "--cluster", site.folder / "cluster.json")
+    follow = site.run(*words, program=REAL)
+    until(lambda: follow.poll() is not None or (bool(site.log().jobs) and not site.log().active))
+    assert site.log().jobs["prep"].phase == "finished", site.said()
+    assert (site.folder / "said-by-it").read_text().startswith("gpus []")
+    follow.send_signal(signal.SIGTERM)
+    follow.wait()
+    release_nodes(site.state)
     until(lambda: not leases(live))
 
 
