@@ -27,7 +27,7 @@ from pliant.tools.report.report import make_report
 JOBS: Final = 46_000
 LARGE: Final = 100_000
 VISITS: Final = 5
-LIMIT: Final = 0.2
+LIMIT: Final = 0.25
 GPUS: Final = 512
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEEP_ON: Final = len(EVENT_NAMES)
-"""In the place of an event: another job began or stopped to train on the same GPUs."""
+"""Number in the place of an event: another job began or stopped to train on the same GPUs."""
 
 
 def is_one_of(names: Iterable[str]) -> Booleans:
@@ -319,7 +319,7 @@ class _Fold:
         return moves
 
     def _names(self, at: Integers) -> NDArray[np.uint8]:
-        """Of the events that made the steps."""
+        """Events that made the steps."""
         named = self._latest(self.makes_step & (self.changes.event != KEEP_ON), self.changes.event)
         names: NDArray[np.uint8] = named[at].astype(np.uint8)
         return names

@@ -44,7 +44,7 @@ _CACHED_RATES: Final = 2_000_000
 _DIGITS: Final = 12
 """Significant digits of a rate by GPU: jobs that differ by less share one curve."""
 _FEW: Final = 8
-"""Up to as many groups plain numbers are faster than vectors."""
+"""Groups up to which plain numbers are faster than vectors."""
 
 
 def fluid_finishes(jobs: ReferenceJobs, capacity: Sequence[tuple[float, int]]) -> Floats:
@@ -403,7 +403,7 @@ class _Sharer:
     most: int
     sizes: list[int]
     best: list[tuple[float, int]]
-    """Up to each of the sizes, the highest speed and where it is."""
+    """Highest speed up to each of the sizes, and the size that has it."""
     done: float = 0.0
     service_gpu_s: float = 0.0
     sat_out: int = 0
@@ -411,7 +411,7 @@ class _Sharer:
     rate: float = 0.0
 
     def takes(self, part: int) -> None:
-        """Of what it was dealt, the size on which it is fastest."""
+        """Take the size on which it is fastest, of what it was dealt."""
         at = bisect_right(self.sizes, part) - 1
         self.rate, self.gpus = self.best[at] if at >= 0 else (0.0, 0)
 

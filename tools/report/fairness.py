@@ -28,7 +28,7 @@ TOLERANCE: Final = 1e-9
 Shared = tuple[tuple[tuple[float, int], ...], ReferenceJobs]
 """GPUs over time, and jobs: runs of one trace share them, and so their references."""
 _Finishes = tuple[Floats, Floats]
-"""Of such jobs under fluid fair sharing and in GPS."""
+"""Finish times of such jobs under fluid fair sharing and in GPS."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class Fairness:
     finish_s: Floats
     """In the reference."""
     ftf: Floats
-    """Of the jobs that finished, took time and are known to the reference."""
+    """Values of the jobs that finished, took time and are known to the reference."""
 
     def delays_s(self) -> Floats:
         """Completion minus completion in the reference, of the jobs with an FTF."""

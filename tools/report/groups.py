@@ -28,12 +28,12 @@ from pliant.tools.report.records import RunRecord, labels
 from pliant.tools.report.report import Report, RunReport, paired_jcts_s
 
 MOST_BATCHES: Final = 10
-"""More would be too short to be independent of each other."""
+"""Batches at most: more would be too short to be independent of each other."""
 LEAST_BATCH: Final = 3
 FEWEST_JOBS: Final = 12
-"""Four batches. Fewer tell nothing: they would call luck a difference."""
+"""Jobs of four batches: fewer would call luck a difference."""
 _SEED_OF_TRACE: Final = re.compile(r"-t[0-9]+$")
-"""At the end of a trace's name, where a sweep made several with one recipe."""
+"""Ending of a trace's name where a sweep made several with one recipe."""
 _Z: Final = 1.959963984540054
 _T: Final = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),

@@ -195,7 +195,7 @@ class Jobs(Sequence[JobRecord]):
         )
 
     def ids(self) -> list[str]:
-        """Of all jobs, in order."""
+        """Ids of all jobs, in order."""
         of_rows = [*self.specs.table.ids()]
         return [of_rows[row] for row in self.row.tolist()]
 
@@ -208,7 +208,7 @@ class Jobs(Sequence[JobRecord]):
 
     @cached_property
     def form(self) -> Integers:
-        """Of each job, the number of the form of its specification."""
+        """Number of the form of each job's specification."""
         return np.array(self.specs.table.kind, np.int32)[self.row]
 
     def by_form(self, of: Callable[[Job], T]) -> list[T | None]:
@@ -324,7 +324,7 @@ class Jobs(Sequence[JobRecord]):
         return totals(job, gpu_s, len(self))
 
     def stalled_s(self) -> Floats:
-        """Of each job: holding GPUs without training."""
+        """Seconds in which each job held GPUs without training."""
         return totals(self.steps.job, self.steps.stalled_s, len(self))
 
     def _made(self, job: int) -> JobRecord:
@@ -380,7 +380,7 @@ def largest(values: Floats) -> float | None:
 
 
 def mean_known(values: NDArray[Any]) -> float | None:
-    """Of those that are there. An exact sum, whatever their order. Returns None if none is there."""
+    """Mean of those that are there. An exact sum, whatever their order. Returns None if none is there."""
     there = values[~np.isnan(values)]
     blocks = (there[first : first + BLOCK].tolist() for first in range(0, len(there), BLOCK))
     return fsum(chain.from_iterable(blocks)) / len(there) if len(there) else None

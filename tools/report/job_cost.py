@@ -62,7 +62,7 @@ class JobCost:
     no_speed: str
     """Why ``speed`` is None."""
     cheapest_gpus: int | None
-    """Of the sizes that it can run on the one with the fewest GPU seconds a sample."""
+    """Size with the fewest GPU seconds a sample, of those that it can run on."""
     cheapest_gpu_s: float | None
     """GPU seconds a sample there."""
     no_cheapest: str

@@ -210,7 +210,7 @@ def _sjs_efficiency(run: RunRecord) -> float | None:
 
 
 def know_one_gpu(jobs: Jobs) -> Booleans:
-    """Of which jobs the speed on one GPU is known. Without a profile it must have been measured."""
+    """Whether the speed of each job on one GPU is known. Without a profile it must have been measured."""
     known = [bool(curve) and not (jobs.is_measured and curve[0][0] > 1) for curve in jobs.curves]
     return np.array(known, bool)[jobs.curve]
 
@@ -358,7 +358,7 @@ HOUR_S = 3600.0
 
 
 def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
-    """Of each team, and then of each user of a team with several; empty where the cluster is one pool."""
+    """Figures of each team, then of each user of a team with several; empty where nothing is shared."""
     shares = run.info.cluster.shares
     if shares is None:
         return ()
@@ -435,7 +435,7 @@ def team_gpus_over_time(run: RunRecord) -> dict[str, tuple[list[float], list[int
 
 
 OFF: Final = 0.1
-"""From this median error on a report warns."""
+"""Median error from which on a report warns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +446,7 @@ class _Key:
     local_batch: int
     accum: int
     own_batch: int
-    """Of the job; 0 if it states none."""
+    """Batch of the job; 0 if it states none."""
     shared: bool
 
 

@@ -146,7 +146,7 @@ class _Block:
         self.shared: list[int] = []
 
     def row(self, at: int) -> int:
-        """Of the job of an event; -1: it was not submitted by then."""
+        """Row of the job of an event; -1: it was not submitted by then."""
         job = self.job[at]
         return self.rows[job] if job >= 0 else -1
 
@@ -342,7 +342,7 @@ class _Fold:
         return True
 
     def _rows_before(self, columns: EventColumns) -> list[int]:
-        """Of the jobs of a block, those that were submitted before."""
+        """Rows of the jobs of a block that were submitted before it; -1: of another job."""
         ids = columns.job_ids
         rows = [self.rows.get(job_id, -1) for job_id in ids]
         if self.knows_all or -1 not in rows:

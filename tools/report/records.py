@@ -46,9 +46,9 @@ class RunRecord:
     policies: tuple[str, ...] = ()
     """In order of appearance."""
     work_hash: str | None = None
-    """Of the jobs that a live run served, without the times at which they came; None of a simulation."""
+    """Hash of the jobs that a live run served, without the times at which they came; None of a simulation."""
     sha256: str = field(default="", compare=False)
-    """Of the event file; empty where there was none."""
+    """Hash of the event file; empty where there was none."""
     teams: tuple[tuple[float, tuple[TeamStanding, ...]], ...] = ()
     """How teams stood after decisions, where they share the cluster."""
 

@@ -317,7 +317,7 @@ _ACROSS: Final = 0.0125
 _UPRIGHT: Final = 0.045
 """Width of a character as a part of the plot's width, height of a line as a part of its height."""
 POINTS: Final = 1500
-"""More steps are averaged over equal intervals."""
+"""Steps at most; more are averaged over equal intervals."""
 
 
 def allocation(each: RunReport) -> Figure | None:

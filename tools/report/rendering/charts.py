@@ -29,7 +29,7 @@ _RIGHT: Final = 12
 _TOP: Final = 10
 _BOTTOM: Final = 42
 _POINTS: Final = 300
-"""Of a line; more would not show."""
+"""Points of a line at most; more would not show."""
 _MARKS: Final = 7
 _WIDE: Final = 30
 """The axis is logarithmic where the largest value is more than this many times the median."""

@@ -60,7 +60,7 @@ class Extras:
     """The simulated run of ``compared``."""
     checked: tuple[CheckedFigure, ...] = ()
     shown: Shown = SHORT
-    """Of the metrics in text."""
+    """How much of the metrics is shown in text."""
     profile: GivenProfile | None = None
     command: str = ""
     """The command that makes the report; a page names it."""
@@ -131,7 +131,7 @@ def _beside(report: Report, extras: Extras) -> Sequence[Section]:
 
 
 def _asked_for(report: Report, extras: Extras) -> Sequence[Section]:
-    """Beside the figures of a page, which has sections of its own for tests, jobs and the profile."""
+    """Sections after the figures of a page, which has sections of its own for tests, jobs and the profile."""
     sections = [guarantee_section(report), *team_sections(report)]
     if extras.checked:
         sections.append(expectations_section(extras.checked))

@@ -47,12 +47,12 @@ from pliant.tools.report.rendering.text import span
 from pliant.tools.report.report import Report, RunReport, against, warnings_of
 
 MOST_STRETCHES: Final = 100_000
-"""Of all runs together: about 2 MB."""
+"""Stretches of all runs together at most: about 2 MB."""
 _TEAMS: Final = ("team", "account", "group", "project", "vc", "queue", "partition")
 """Labels of jobs that name a team; the first that any job states counts."""
 _COLOURS: Final = 36
 _FIRST_GRAIN: Final = 1 / 20_000
-"""Of the length of the run."""
+"""Part of the length of the run."""
 
 
 class _Stretch(NamedTuple):
@@ -194,7 +194,7 @@ def stretches(jobs: Jobs, until_s: float, most: int) -> tuple[list[list[_Stretch
 
 
 def _held(jobs: Jobs, until_s: float) -> list[list[_Stretch]]:
-    """Of each job; joins what follows upon each other without a change that shows."""
+    """Stretches of each job; those that follow each other without a change that shows are joined."""
     stretches: list[list[_Stretch]] = [[] for _ in range(len(jobs))]
     held, steps = jobs.held(until_s), jobs.steps
     for job, start_s, end_s, gpus, batch, stall_s in zip(
@@ -320,7 +320,7 @@ def _group_sections(report: Report) -> list[Section]:
 
 
 def _teams(jobs: Jobs, label: str) -> list[str]:
-    """Of each job, which its label names; empty where it has none."""
+    """The team of each job, which its label names; empty where it has none."""
     return jobs.label_texts(lambda job: job.labels.get(label, ""))
 
 
@@ -423,7 +423,7 @@ def _cost(cost: Mapping[str, float] | float | None) -> str:
 
 
 def _date(time_s: float) -> str:
-    """Of a clock; simulated traces mostly begin at 0 and have none."""
+    """A date and time; simulated traces mostly begin at 0 and have none."""
     if not _EPOCH_S < time_s < 32_503_680_000:
         return ""
     return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 _NAMED: Final = 5
 """Latest jobs to name."""
 NOTHING: Final = "–"
-"""Stands where a figure does not apply."""
+"""Text where a figure does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def ratios_to(metrics: RunMetrics, base: RunMetrics) -> dict[str, float]:
 
 
 def team_sections(report: Report) -> list[Section]:
-    """Of each run whose cluster is shared, a row for each team and user."""
+    """A section for each run whose cluster is shared, with a row for each team and user."""
     headers = (
         "team",
         "user",
@@ -269,7 +269,7 @@ def percent(value: float | None) -> str:
 
 
 _BUSY: Final = 0.1
-"""Above this part of its time, a row was measured on a busy machine."""
+"""Part of its time above which a row was measured on a busy machine."""
 _UNPREDICTED: Final[dict[Unpredicted, str]] = {
     "batch": "not the job's own batch",
     "spread": "on more nodes than needed",
@@ -364,7 +364,7 @@ def steps_section(profile: GivenProfile) -> Section:
 
 
 def step_time_sections(report: Report) -> list[Section]:
-    """Of each live run whose workers reported times of steps, a row for each configuration."""
+    """A section for each live run whose workers reported times of steps, a row a configuration."""
     headers = ("model", "GPUs", "batch", "local", "reports", "predicted, s", "measured, s", "error, %")
     result = []
     for each in report.runs:

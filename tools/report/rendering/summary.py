@@ -42,7 +42,7 @@ _COMPARABLE: Final = 0.99
 """A run that finished a smaller part than this of what another finished is never called the best."""
 _MOST_TOLD: Final = 6
 _FACTOR: Final = 2.0
-"""From this on a mean is told in times of the other, not in percent above it."""
+"""Ratio from which on a mean is shown as a multiple of the other, not as percent above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Answer:
     bases: tuple[Group, ...] = ()
     """What each group is compared with: the first of its workload, under a swept baseline of its cluster."""
     differences: tuple[Difference | None, ...] = ()
-    """Of each group's mean JCT from that of its base, in the order of the groups; null: not compared."""
+    """Difference of each group's mean JCT from that of its base, in the order of the groups; null: none."""
 
 
 def answer(
@@ -189,7 +189,7 @@ def _side(ratio: float) -> str:
 
 
 _AGAINST: Final = "mean JCT beside it, of the jobs that finished in both"
-"""Of the row that compares the columns."""
+"""Meaning of the row that compares the columns."""
 
 
 BEST: Final = "* "

@@ -243,7 +243,7 @@ _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
 _LINE: Final = 80
 _GLUE: Final = "\ue000"
-"""Stands for a blank at which no line ends: a no-break space would count as one between words."""
+"""Character for a blank at which no line ends: a no-break space would count as one between words."""
 
 
 def readable(value: float | None, kind: Kind | None) -> str:
