@@ -49,7 +49,7 @@ class Slowness(TypedDict):
     times: float | None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Happened:
     """The columns of any event; ``pliant.schemas.event`` says what each holds."""
 
@@ -76,7 +76,7 @@ class _Happened:
         return f"{type(self).__name__}({', '.join(words)})"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunBegan(_Happened):
     """Which run it is: the first event of a file."""
 
@@ -97,7 +97,7 @@ class RunBegan(_Happened):
         return RunInfo.model_validate_json(json.dumps(self.stated or {}))
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Submitted(_Happened):
     """A job arrived."""
 
@@ -125,7 +125,7 @@ class Submitted(_Happened):
         return SubmitDetail.model_validate(self.stated, strict=False)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Decided(_Happened):
     """The policy was asked, or a schedule was read."""
 
@@ -149,7 +149,7 @@ class Decided(_Happened):
     """Fields of the records of a snapshot that no other event says."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Placed(_Happened):
     """A job has GPUs; written when it is decided, before anything is done."""
 
@@ -170,47 +170,47 @@ class _Placed(_Happened):
     """GPU hours since its last change, lost as the job cannot save."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Started(_Placed):
     """A job without GPUs got some."""
 
     name: ClassVar[EventName] = "start"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Resumed(Started):
     """It had held some before."""
 
     name = "resume"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Resized(_Placed):
     """A running job has more or fewer GPUs: :class:`Grown` or :class:`Shrunk`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Grown(Resized):
     """More GPUs."""
 
     name = "grow"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Shrunk(Resized):
     """Fewer GPUs."""
 
     name = "shrink"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Moved(_Placed):
     """As many GPUs elsewhere, or a changed batch on the same ones."""
 
     name = "move"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Stopped(_Happened):
     """A job gave up its GPUs."""
 
@@ -242,42 +242,42 @@ class _Stopped(_Happened):
     lost_gpu_hours: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Preempted(_Stopped):
     """The policy took its GPUs away."""
 
     name = "preempt"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Requeued(_Stopped):
     """It lost them without the policy's doing, and waits again."""
 
     name = "requeue"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Finished(_Stopped):
     """Its work is done."""
 
     name = "finish"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Failed(_Stopped):
     """It is given up."""
 
     name = "fail"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Cancelled(_Stopped):
     """Its user ended it, or it waited for a job that did not finish."""
 
     name = "cancel"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Rejected(_Stopped):
     """The policy will never run it."""
 
@@ -287,14 +287,14 @@ class Rejected(_Stopped):
     """What the policy says of it besides."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Released(_Happened):
     """Nothing is left of a job that ended while something of it might run."""
 
     name = "release"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Trained(_Happened):
     """Workers trained, or the service measured them."""
 
@@ -310,7 +310,7 @@ class _Trained(_Happened):
     warning: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Progressed(_Trained):
     """Training goes on."""
 
@@ -336,7 +336,7 @@ class Progressed(_Trained):
     admission: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Checkpointed(_Trained):
     """Training can go on from here."""
 
@@ -348,7 +348,7 @@ class Checkpointed(_Trained):
     """Work after its last save, which is lost with an attempt."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class EpochEnded(_Trained):
     """An epoch is done."""
 
@@ -364,7 +364,7 @@ class EpochEnded(_Trained):
         return None if number is None or not 0 <= number < _MOST_EPOCHS else number + 1
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NodeDown(_Happened):
     """The backend cannot use a node."""
 
@@ -374,7 +374,7 @@ class NodeDown(_Happened):
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NodeUp(_Happened):
     """It can use it again."""
 
@@ -383,7 +383,7 @@ class NodeUp(_Happened):
     node: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SlotQuarantined(_Happened):
     """A job, or without one every job, does not get a slot for a while."""
 
@@ -396,7 +396,7 @@ class SlotQuarantined(_Happened):
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SlotCleared(_Happened):
     """A worker has trained there for long enough."""
 
@@ -405,7 +405,7 @@ class SlotCleared(_Happened):
     slot: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Ordered(_Happened):
     """An order of a user was executed."""
 
@@ -416,21 +416,21 @@ class _Ordered(_Happened):
     """Number of the order."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Held(_Ordered):
     """The policy does not see the job."""
 
     name = "hold"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Unheld(_Ordered):
     """It sees it again."""
 
     name = "unhold"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Prioritized(_Ordered):
     """The job has another priority."""
 
@@ -439,7 +439,7 @@ class Prioritized(_Ordered):
     priority: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Updated(_Ordered):
     """Fields of the job changed."""
 
@@ -448,7 +448,7 @@ class Updated(_Ordered):
     changes: Changes | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Drained(_Ordered):
     """A node gets no work."""
 
@@ -461,7 +461,7 @@ class Drained(_Ordered):
     """Time by which nothing may run there."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Undrained(_Ordered):
     """It gets work again."""
 
@@ -518,23 +518,33 @@ def _keys_of(name: EventName) -> Mapping[str, frozenset[type]]:
 def typed(row: Event) -> TypedEvent:
     """The event of a row."""
     kind, detail = _BY_NAME[row.event], row.detail
-    columns = (
-        *(row.time, row.job, row.gpus, row.placement, row.global_batch),
-        *(row.samples_done, row.loss, row.metric, row.overhead_seconds),
+    if kind is Decided and detail is not None and "trace_hash" in detail:
+        kind = RunBegan
+    event: TypedEvent = object.__new__(kind)
+    # What is not stated stays the default of the class: a third of the time of __init__.
+    said = event.__dict__
+    said.update(
+        time=row.time,
+        job=row.job,
+        gpus=row.gpus,
+        placement=row.placement,
+        global_batch=row.global_batch,
+        samples_done=row.samples_done,
+        loss=row.loss,
+        metric=row.metric,
+        overhead_seconds=row.overhead_seconds,
     )
-    if kind is Submitted:
-        return Submitted(*columns, stated=detail)
-    if detail is None:
-        return kind(*columns)
-    if kind is Decided and "trace_hash" in detail:
-        return RunBegan(*columns, stated=detail)
-    types, known, other = _keys_of(row.event), dict[str, Any](), dict[str, Any]()
-    for key, value in detail.items():
-        if type(value) in types.get(key, _NO_TYPE):
-            known[key] = Null.NULL if value is None else value
-        else:
-            other[key] = value
-    return kind(*columns, keys=tuple(detail), other=other or None, **known)
+    if kind is Submitted or kind is RunBegan:
+        said["stated"] = detail
+    elif detail is not None:
+        types, other = _keys_of(row.event), dict[str, Any]()
+        for key, value in detail.items():
+            if type(value) in types.get(key, _NO_TYPE):
+                said[key] = Null.NULL if value is None else value
+            else:
+                other[key] = value
+        said["keys"], said["other"] = tuple(detail), other or None
+    return event
 
 
 def row_of(event: TypedEvent) -> Event:
