@@ -337,7 +337,7 @@ def _show_errors(measured: Profile) -> None:
     from pliant.tools.profile.predict import holdout_errors
     from pliant.tools.report.rendering.sections import Section
     from pliant.tools.report.rendering.text import as_table
-    from pliant.tools.schedule.assumptions import ERROR_SAID
+    from pliant.tools.schedule.assumptions import ERROR_SHOWN
 
     errors = holdout_errors(measured)
     if not errors:
@@ -353,7 +353,7 @@ def _show_errors(measured: Profile) -> None:
     table = Section("Throughput model on measured rows held out", headers, tuple(rows))
     stderr().print(as_table([table], width_for(sys.stderr)), end="", soft_wrap=True, markup=False)
     off = median(abs(found.error) for found in errors)
-    if off > ERROR_SAID:
+    if off > ERROR_SHOWN:
         note(
             f"warning: the model is {off:.0%} off in the median of these rows: expect predictions to be, too"
         )

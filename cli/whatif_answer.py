@@ -151,9 +151,9 @@ def with_jobs(jobs: Sequence[Job]) -> Callable[[Session], tuple[Session, Sequenc
 
     def submitted(session: Session) -> tuple[Session, Sequence[Job]]:
         for job in jobs:
-            if job.submit_time <= session.changes.state.now_s:
-                session.submit(job, session.changes.state.now_s)
-        return session, [job for job in jobs if job.submit_time > session.changes.state.now_s]
+            if job.submit_time <= session.changes.now_s:
+                session.submit(job, session.changes.now_s)
+        return session, [job for job in jobs if job.submit_time > session.changes.now_s]
 
     return submitted
 

@@ -117,7 +117,7 @@ def verdict(one: Instance) -> Verdict:
     allowed_s = allowed_ends_s(run)
     rows = () if allowed_s is None else zip(run.jobs.ids(), optional(allowed_s), strict=True)
     report = {job_id: end_s + first_s for job_id, end_s in rows if end_s is not None}
-    policy = Watched.at_work.latest_s(done.session.snapshot(done.session.changes.state.now_s))
+    policy = Watched.at_work.latest_s(done.session.snapshot(done.session.changes.now_s))
     late = tuple(job for job, end_s in page.items() if _later(ends_s.get(job, math.inf), end_s))
     metrics = run_metrics(run)
     past = metrics.jobs_past_gps_bound or 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind = tuple[str, str]
 _RESOURCES: Final = frozenset({"gpu", "cpu", "memory", "disk", "bandwidth"})
-ERROR_SAID: Final = 0.1
+ERROR_SHOWN: Final = 0.1
 """Median error of the throughput model on held-out rows above which it is said."""
 
 
@@ -112,7 +112,7 @@ def _apart(rows: Sequence[Trusted]) -> list[Assumption]:
 def _missed(rows: Sequence[Trusted]) -> list[Assumption]:
     held_out = [row for row in rows if row.model_error is not None]
     off = median(abs(row.model_error or 0.0) for row in held_out) if held_out else 0.0
-    if off <= ERROR_SAID:
+    if off <= ERROR_SHOWN:
         return []
     names = listed(sorted({row.model for row in held_out}))
     text = (

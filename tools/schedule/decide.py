@@ -188,7 +188,7 @@ def decide_from_history(
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
     session, profile = session_from_history(history, question, now_s=now_s, cluster=cluster, profile=profile)
-    turn_away_unfit(session, new, now_s)
+    reject_unfit(session, new, now_s)
     jobs = [job.spec for job in session.jobs.values()]
     check_demand(jobs, session.policy, history.source, session.policy_host.demand)
     return _ask(session, now_s, question, [], profile, measured=history.measured)
@@ -232,7 +232,7 @@ def session_from_history(
     return found, profile
 
 
-def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
+def reject_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
     """Reject those new jobs that this policy cannot serve on this cluster."""
     check = JobCheck(session.cluster.spec, session.cluster.speeds, session.policy, session.policy_host.demand)
     for job in [session.jobs[job_id] for job_id in new if job_id in session.jobs]:

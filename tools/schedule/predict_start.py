@@ -63,7 +63,7 @@ def predictions(
     time_s: float,
     measured: Mapping[str, float] = _NOTHING,
     *,
-    asks_now: bool = False,
+    decides_now: bool = False,
     within_s: float | None = None,
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> dict[str, StartPrediction]:
@@ -74,7 +74,7 @@ def predictions(
     other sizes; unmeasured jobs take the mean ratio of their model.
 
     :param measured: samples per second of running jobs, at their present size.
-    :param asks_now: ask the policy at ``time_s`` first, because it has not just decided. It then also says
+    :param decides_now: ask the policy at ``time_s`` first, because it has not just decided. It then also says
     how many GPUs jobs wait for, and their order where no job has a known end (running jobs are then
     assumed to end in order of arrival).
     :param within_s: real seconds that this may take; starts not found by then stay unknown. In the main
@@ -85,7 +85,7 @@ def predictions(
     ends = {job.id: end for job in session.jobs.values() if (end := speeds.end_s(job)) is not None}
     sources = {job_id: speeds.source(session.jobs[job_id]) for job_id in ends}
     slow, fast = speeds.doubt(ends, measured, ranges)
-    starts = _Starts(session, speeds, time_s, asks_now=asks_now)
+    starts = _Starts(session, speeds, time_s, decides_now=decides_now)
     with _time_limit(within_s):
         starts.find(math.inf if within_s is None else time.monotonic() + within_s)
     predicted = {
@@ -121,7 +121,7 @@ class _Starts:
     session: Session
     speeds: CorrectedSpeeds
     time_s: float
-    asks_now: bool
+    decides_now: bool
     found: dict[str, tuple[int, float | None]] = field(default_factory=dict)
     """Number of the decision that gives a job GPUs, and its time, if known."""
     needs: dict[str, int] = field(default_factory=dict)
@@ -136,10 +136,10 @@ class _Starts:
         for number in range(DECISIONS_AHEAD):
             if not waiting or time.monotonic() > until_s:
                 return
-            asked_first = self.asks_now and number == 0
+            asked_first = self.decides_now and number == 0
             next_s = self.time_s if asked_first else self._next_s()
             if next_s is None:
-                if not (self.asks_now and self._end_the_first()):
+                if not (self.decides_now and self._end_the_first()):
                     return
                 dated, next_s = False, self.time_s + _round_s(self.session.policy)
             self.time_s = next_s

@@ -59,7 +59,7 @@ def test_ends_need_a_speed_and_a_policy_is_asked_first() -> None:
     # A policy is asked first and the session stays as it is.
     held = session(make_policy("fifo"), NODES)
     held.submit(job("a", gpus=4, gpu_seconds=400), 5.0)
-    assert predictions(copy_of(held), 5.0, asks_now=True)["a"].start_s == 5.0
+    assert predictions(copy_of(held), 5.0, decides_now=True)["a"].start_s == 5.0
     assert predictions(copy_of(held), 5.0) == {}
     # Predicting leaves the session as it is.
     held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
@@ -73,7 +73,7 @@ def test_ends_need_a_speed_and_a_policy_is_asked_first() -> None:
 
 
 def asked(*jobs: Job, measured: dict[str, float] | None = None) -> dict[str, StartPrediction]:
-    return predictions(decided(*jobs), 0.0, measured or {}, asks_now=True)
+    return predictions(decided(*jobs), 0.0, measured or {}, decides_now=True)
 
 
 def test_jobs_without_an_end_have_a_place_and_long_looks_stop() -> None:
@@ -94,7 +94,7 @@ def test_jobs_without_an_end_have_a_place_and_long_looks_stop() -> None:
     for name in "ab":
         held.submit(job(name, gpus=4, gpu_seconds=400), 0.0)
     before = signal.getsignal(signal.SIGALRM)
-    found = predictions(held, 0.0, asks_now=True, within_s=0.2)
+    found = predictions(held, 0.0, decides_now=True, within_s=0.2)
     assert (found["a"].start_s, found["b"].start_s) == (0.0, None)
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -49,7 +49,7 @@ from pliant.tools.schedule.decide import (
     Question,
     decide_from_history,
     session_from_history,
-    turn_away_unfit,
+    reject_unfit,
 )
 from pliant.tools.schedule.from_log import SessionFold, session_for_run
 from pliant.tools.schedule.policy import Reserved
@@ -375,7 +375,7 @@ def _asked(
     log = view.log
     return predictions(
         *(session, now_s, measured_speeds(log)),
-        asks_now=True,
+        decides_now=True,
         within_s=WITHIN_S,
         ranges=measured_ranges(log),
     )
@@ -404,7 +404,7 @@ def live_session(
     past = history(view, now_s, more, schedule, str(dirs.events))
     session, profile = session_from_history(past, question, now_s=now_s, cluster=cluster)
     new = [event.job for event in asked if event.event == Submitted.name and event.job]
-    turn_away_unfit(session, new, now_s)
+    reject_unfit(session, new, now_s)
     return session, profile
 
 

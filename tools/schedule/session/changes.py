@@ -40,6 +40,11 @@ class SessionChanges(SessionPart[ChangesState]):
         self._hidden = hidden
 
     @property
+    def now_s(self) -> float:
+        """Present time on the caller's clock."""
+        return self.state.now_s
+
+    @property
     def has_news(self) -> bool:
         """Whether something has happened that calls for a decision."""
         return bool(self.entries) or self.state.concern_cpus

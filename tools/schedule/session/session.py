@@ -305,7 +305,7 @@ class Session:
         self.decided.outlasts_ends = False
         for undone in self.set_allocations(updates, time_s):
             if not undone.job.gpus:
-                self.decided.refuse(undone.job, self.changes.state.now_s)
+                self.decided.refuse(undone.job, self.changes.now_s)
 
     def separate_all(self) -> None:
         """No two jobs share GPUs any more; those that do are separated before the next decision."""

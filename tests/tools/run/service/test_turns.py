@@ -288,7 +288,7 @@ def test_reports_reach_policy_and_status_but_not_the_log(world: World) -> None:
     done = workers.done
     assert world.loop is not None
     job = world.loop.session.jobs["a"]
-    assert (job.samples_done(world.loop.session.changes.state.now_s), len(job.observations)) == (done, 1)
+    assert (job.samples_done(world.loop.session.changes.now_s), len(job.observations)) == (done, 1)
     (shown,) = jobs_in_order(Watcher(world.dirs.path).look().log)
     assert shown.samples_done == done, "another process sees it, too"
     for unit in workers.units:

@@ -310,7 +310,7 @@ class World:
         events = on_clock(read_events(self.dirs.events), log.origin_s)
         speeds = throughput_for(None, self.cluster)
         again = session_from_events(events, make_policy(self.policy), self.cluster, speeds)
-        again.cluster.at(session.changes.state.now_s)
+        again.cluster.at(session.changes.now_s)
         assert placed(again) == placed(session)
         assert seen_of_nodes(again) == seen_of_nodes(session)
         assert again.quarantine.out_of_service.keys() == session.quarantine.out_of_service.keys()

@@ -66,7 +66,7 @@ def test_a_held_job_leaves_and_arrives_when_it_is_released() -> None:
     held.admission.prioritize("a", 3.0, 5.0)
     held.admission.release("b", 3.5)
     assert changes(held) == [("cancelled", "a")]
-    assert "a" not in predictions(copy_of(held), 3.5, asks_now=True)
+    assert "a" not in predictions(copy_of(held), 3.5, decides_now=True)
     held.admission.release("a", 4.0)
     assert changes(held) == [("cancelled", "a"), ("arrived", "a")]
     held.admission.hold("a", 5.0, "alice")

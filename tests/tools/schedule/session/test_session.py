@@ -58,7 +58,7 @@ def test_jobs_start_resize_and_resume_and_gpus_are_freed_first() -> None:
     assert steps(held, 40, a=1) == [("a", "resume")]
     state = held.jobs["a"]
     assert steps(held, 30) == [], "a clock that steps back stands still"
-    assert held.changes.state.now_s == 40
+    assert held.changes.now_s == 40
     assert state.samples_done(50) == 10 * 1 + 10 * 4 + 10 * 2 + 10 * 1
     assert state.attained_service_s(50) == 80
     # What work stated as GPU time comes to follows from the GPUs of the submission, also after an update.

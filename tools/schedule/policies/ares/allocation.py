@@ -79,7 +79,7 @@ class Queue:
         if index < len(self.entries):
             self._stale.add(self._keys[index])
 
-    def look_at(self, entry: QueuedJob) -> None:
+    def mark_stale(self, entry: QueuedJob) -> None:
         """The next pass serves a job again, which does not hold what the last one gave it."""
         entry.before = None
         self._stale.add(entry.key)

@@ -107,7 +107,7 @@ class Ares(Policy):
         for job_id in self._look_again:
             entry = queue.by_id.get(job_id)
             if entry is not None and self._target(entry.job, entry.kind, entry.gpus, queue.sizes.gpu_types):
-                queue.look_at(entry)
+                queue.mark_stale(entry)
         shares, capacity = self._capacity(snapshot, queue)
         targets = self._targets(snapshot, queue.allocate(capacity), shares, queue.sizes.gpu_types)
         if self.compact_s is not None and not targets:

@@ -9,8 +9,8 @@ all. So a decision takes two steps.
    size at which it ends in time on what those before it leave. Where one does not fit, the job that earns
    least for its GPU time, of it and those before it, goes to a later deadline of its utility, or is given
    up. For one machine and equal utilities this is the rule of Moore and Hodgson (1968), which is optimal.
-2. :func:`heeded`: each job in the plan may not get less than it has there now. All other GPUs go by prices,
-   and jobs that are given up are priced least: they are served last. They keep their bound.
+2. :func:`with_deadlines`: each job in the plan may not get less than it has there now. All other GPUs go by
+   prices, and jobs that are given up are priced least: they are served last. They keep their bound.
 
 Nothing is decided otherwise where no job has a utility that depends on time.
 """
@@ -110,10 +110,10 @@ def earns_by_time(job: JobState) -> bool:
     return depends and job.known_samples is not None
 
 
-def heeded(
+def with_deadlines(
     members: PoolColumns, guard: Guard, time_s: float, waits_s: float
 ) -> tuple[PoolColumns, Guard, DeadlinePlan]:
-    """The members and the sizes that they may get, deadlines heeded.
+    """The members and the sizes that they may get, deadlines counted in.
 
     :param waits_s: how long a change that is planned for later may have to wait for a decision.
     """

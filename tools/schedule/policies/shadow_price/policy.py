@@ -21,7 +21,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Pool, known_pools, minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
-from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, heeded
+from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, with_deadlines
 from pliant.tools.schedule.policies.shadow_price.job_estimates import (
     Knowledge,
     PoolColumns,
@@ -71,7 +71,7 @@ class ShadowPrice(Policy):
     A job with a deadline or a sigmoid utility is planned: in order of deadline, each gets the smallest
     size with which it ends in time. Where not all can, those that earn least for their GPU time are
     given up, or put off along their sigmoid; they come last, and keep their latest end. The other GPUs
-    go by price. On several GPU types, and for unknown work, deadlines are not heeded.
+    go by price. On several GPU types, and for unknown work, deadlines are not with_deadlines.
 
     Unstated work is what finished jobs have shown: those that the user submitted alike, of the user's
     model, of the model, of the user, the team, and all, the wider where the narrower says little; how
@@ -285,7 +285,7 @@ class ShadowPrice(Policy):
         if not any(map(earns_by_time, members.jobs)):
             return shared(members, rules, guard, self._memory)
         waits_s = max(0.0, self.lost_s - self.rescale_s)
-        members, guard, plan = heeded(members, guard, time_s, waits_s)
+        members, guard, plan = with_deadlines(members, guard, time_s, waits_s)
         self._outlooks |= plan.said(members, time_s)
         return shared(members, rules, guard, self._memory, by_demands=True)
 

@@ -11,7 +11,7 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.shadow_price import policy as module
-from pliant.tools.schedule.policies.shadow_price.deadlines import heeded
+from pliant.tools.schedule.policies.shadow_price.deadlines import with_deadlines
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, decided, job, opened, sizes
@@ -103,7 +103,7 @@ def test_passed_deadlines_come_last_and_none_are_asked_of_where_none_is_stated(
     nodes = Cluster(nodes=tuple(Node(name=name, gpus=4, cpus=8) for name in ("n0", "n1")))
     jobs = _due("due", 2000, 1100, **fills), _job("short", 100, **fills)
     assert decided(opened(ShadowPrice(), nodes, *jobs), 0.0) == {"due": 2}
-    monkeypatch.setattr(module, "heeded", lambda *_: pytest.fail("looked for deadlines"))
+    monkeypatch.setattr(module, "with_deadlines", lambda *_: pytest.fail("looked for deadlines"))
     flat = {"shape": "sigmoid", "value": 3.0, "target": 50.0}
     jobs = [_job("a", 4000, utility={"value": 7.0}), _job("b", 1000, utility=flat)]
     jobs.append(job("c", low=1, high=4, utility={"shape": "step", "target": 100.0}))
@@ -124,11 +124,11 @@ def test_a_plan_saves_or_gives_up_each_job_on_the_gpus_there_are(drawn: list[tup
     held, seen = opened(ShadowPrice(), cluster(4), *jobs), []
 
     def noted(*asked: object) -> object:
-        seen.append((asked[0], heeded(*asked)[2]))
-        return heeded(*asked)
+        seen.append((asked[0], with_deadlines(*asked)[2]))
+        return with_deadlines(*asked)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "heeded", noted)
+        patch.setattr(module, "with_deadlines", noted)
         for time_s in (0.0, 60.0):
             held.decide(time_s)
     for members, plan in seen:
