@@ -48,8 +48,8 @@ from pliant.tools.schedule.decide import (
     LogHistory,
     Question,
     decide_from_history,
-    session_from_history,
     reject_unfit,
+    session_from_history,
 )
 from pliant.tools.schedule.from_log import SessionFold, session_for_run
 from pliant.tools.schedule.policy import Reserved
