@@ -112,4 +112,4 @@ VALUES: Final[dict[tuple[str, str], Values]] = {
     ("drain", "nodes"): _nodes,
     ("resume", "nodes"): _nodes,
 }
-"""By command and parameter; an empty command stands for all."""
+"""Completions by command and parameter; an empty command means every one."""

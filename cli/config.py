@@ -31,11 +31,11 @@ class Config:
     cluster: str | None = None
     policy: str | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Of that policy; another one named on the command line does not get them."""
+    """Parameters of that policy; another one named on the command line does not get them."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """Fields for jobs that do not state them."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where each setting comes from."""
+    """Origin of each setting."""
 
     def lines(self) -> Iterator[str]:
         """Each setting and where it comes from."""

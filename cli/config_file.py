@@ -26,7 +26,7 @@ class Settings(Record):
     """The cluster file."""
     policy: str | None = None
     parameters: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Of the policy."""
+    """Parameters of the policy."""
     job: dict[str, Any] = Field(default_factory=dict)
     """Fields of jobs that do not state them."""
 

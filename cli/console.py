@@ -31,7 +31,7 @@ UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not state its width."""
 UNKNOWN_LINES: Final = 24
 _BETWEEN_DRAWINGS_S: Final = 0.1
-"""Of a bar of progress."""
+"""Seconds between two drawings of a progress bar."""
 SLOWEST_SHOWN: Final = 0.1
 """Steps a second; below, only the time that is left says something."""
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))

@@ -14,7 +14,7 @@ from pliant.cli.option_types import FORM, TO_FILE, Form, form_and_file, out_or_f
 from pliant.schemas.errors import PliantError, ServiceMissingError
 
 if TYPE_CHECKING:
-    from pliant.tools.run.doctor import Check
+    from pliant.tools.run.doctor.site import Check
 
 _AREA: Final = "settings"
 
@@ -48,7 +48,7 @@ def doctor(
 
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.text import counted
-    from pliant.tools.run.doctor import document, examine, page
+    from pliant.tools.run.doctor.examine import document, examine, page
     from pliant.tools.run.statedir.directory import StateDir
 
     form, output = form_and_file(format, output)
@@ -71,7 +71,7 @@ def doctor(
 
 def _settings() -> tuple[list[Check], Config]:
     """What pliant.toml and the environment say, or why that cannot be read."""
-    from pliant.tools.run.doctor import Check
+    from pliant.tools.run.doctor.site import Check
 
     try:
         config = configuration()

@@ -139,7 +139,7 @@ _SETTINGS: Final = "pliant.toml"
 SCRIPT: Final = "train.py"
 JOBS: Final = "jobs.jsonl"
 _MOST_WORKERS: Final = 4
-"""Of the first job; on more it would wait for its workers rather than train."""
+"""Maximum workers of the first job; with more it would mostly wait for them."""
 
 _ELASTIC_SCRIPT: Final = '''\
 """A first job: a small network that learns a sum. Put your own model and data in their place."""
@@ -279,7 +279,7 @@ SUBCOMMANDS = (new_policy,)
 
 
 _SOURCE: Final = Path(__file__).resolve().parents[1] / "examples"
-"""A package of the installation; in a checkout the folder in its root."""
+"""Source of the examples: a package of the installation, or a folder of a checkout."""
 NAME: Final = "examples"
 """The folder in which the jobs of the examples look for their scripts."""
 

@@ -161,7 +161,7 @@ GROUPS: Final = (
 )
 CALCULATING: Final = {"schedule", "replay", "report", "status", "why", "top", "whatif", "trace", "predictor"}
 """Commands that start no training, which would inherit what is set for them."""
-ASKS_COMPLETION: Final = "_PLIANT_COMPLETE"
+COMPLETION_VARIABLE: Final = "_PLIANT_COMPLETE"
 """The variable by which a shell asks what completes a word."""
 NEXT: Final = """\
 Next:
@@ -183,7 +183,7 @@ _FIRST: Final = {
     "status": "state watch explain user team only pattern sort format output",
     "trace import": "output lenient cluster_out begin end user vc sample mapping workload",
 }
-"""Of commands with more than a dozen options, the ten that most people need, in the order of the help."""
+"""Main options of commands with more than a dozen, in the order of the help."""
 
 
 class _OnDemand(TyperGroup):
@@ -196,7 +196,7 @@ class _OnDemand(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             self.commands[cmd_name] = _made(cmd_name)
-            if ASKS_COMPLETION in os.environ:
+            if COMPLETION_VARIABLE in os.environ:
                 from pliant.cli.completion import complete
 
                 complete(self.commands[cmd_name])

@@ -229,7 +229,7 @@ class Keeper:
     """Where the all-reduce times of the cluster are kept."""
 
     path: str | None
-    """None for a profile that goes into a pipe."""
+    """File of the profile; None for a pipe."""
     refresh: bool = False
 
     def known(self, cluster: Cluster | None) -> tuple[ProfileRow, ...]:

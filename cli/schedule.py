@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SILENCE_S: Final = 2.0
-"""How long a pipe may be silent before a note says that it is awaited."""
+"""Seconds of silence on a pipe after which a note says that the command waits for it."""
 
 REJECTED_SHOWN: Final = 20
 

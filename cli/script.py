@@ -20,9 +20,9 @@ from pliant.schemas.errors import BadInputError
 
 _SCRIPT: Final = "pliant.script"
 _OPTIONS: Final = "#PLIANT"
-"""Begins a line of a script that states options, as ``#SBATCH`` does."""
+"""Prefix of a line of a script that states options, like ``#SBATCH``."""
 _NOT_OPTIONS: Final = re.compile(r"# *PLIANT\b:?(?= *-)|#(SBATCH|PBS|BSUB|\$)(?= )", re.IGNORECASE)
-"""Begins a line that somebody may think states options."""
+"""Prefixes of lines that look like options and are not read."""
 _HEAD_BYTES: Final = 1 << 16
 _READS_WORDS: Final = re.compile(r"(ba|da|z|k)?sh|python[\d.]*")
 """Interpreters that take a script as an argument after ``-c``."""

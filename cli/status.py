@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pliant.tools.run.watch.status import Status
 
 
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 _EVERY = Annotated[
     float | None,
     typer.Option(
@@ -44,7 +44,7 @@ _EVERY = Annotated[
     ),
 ]
 Screen = tuple[str, Sequence[str]]
-"""A table, and lines below it."""
+"""Table, and the lines below it."""
 
 
 def _check_every(every_s: float | None, *, watch: bool) -> None:
@@ -119,7 +119,7 @@ def repeat(look: Callable[[], tuple[Any, Callable[[], Screen]]], every_s: float 
             for line in lines:
                 note(line)
             before, is_first = mark, False
-        time.sleep(LOOK_S if every_s is None else every_s)
+        time.sleep(POLL_INTERVAL_S if every_s is None else every_s)
     raise BrokenPipeError
 
 
@@ -351,7 +351,7 @@ class _Page:
     job: str | None
     only: JobFilter
     columns: tuple[str, ...] | None
-    """None: the usual ones."""
+    """Columns to show; None for the default ones."""
     sort: str
     explain: bool
     recent: bool
@@ -466,7 +466,7 @@ def _show(page: _Page, every_s: float | None) -> None:
         )
 
     if is_screen(sys.stdout):
-        show(look, every_s or LOOK_S)
+        show(look, every_s or POLL_INTERVAL_S)
     else:
         repeat(changed, every_s)
 
@@ -522,6 +522,6 @@ def top(
         return mark, lambda: (top_text(sorted_uses(uses, by), time.time()), [summary_line(log, uses)])
 
     if is_screen(sys.stdout):
-        show(look, every or LOOK_S)
+        show(look, every or POLL_INTERVAL_S)
     else:
         repeat(changed, every)

@@ -10,7 +10,8 @@ import typer
 from pliant.cli.config import configuration
 from pliant.cli.console import named_or_piped, note, width_for
 from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
-from pliant.cli.submit import COMMAND_LINE, SCRIPT_ARGUMENTS, of_script
+from pliant.cli.submit import SCRIPT_ARGUMENTS
+from pliant.cli.submit_options import COMMAND_LINE, of_script
 from pliant.schemas.errors import UsageError
 
 

@@ -1,7 +1,7 @@
 """What is to come in a live state, asked by ``pliant whatif`` and ``pliant submit --dry-run``.
 
-As a program it answers what other accounts ask through the door of a shared run, about the jobs that they may
-see: the question is on stdin, and the answer on stdout behind a line of how it ended.
+As a program it answers what other accounts ask through the gateway of a shared run, about the jobs that they
+may see: the question is on stdin, and the answer on stdout behind a line of how it ended.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.session.session import Session
 
-LOOK_S: Final = 1.4
+PREDICTION_CPU_S: Final = 1.4
 """Seconds of the processor for each of the two looks."""
-PAST_S: Final = 0.25
+PAST_PREDICTION_CPU_S: Final = 0.25
 """The same for each look from a moment of the past."""
 MOMENTS: Final = 3
 SHOWN: Final = 20
@@ -131,10 +131,10 @@ def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[
     world = world_of(live.events(), live.profile)
     other, more = otherwise(copy_of(session))
     past = live.past(MOMENTS, session)
-    errors = prediction_errors(past, _came(live), live.now_s, world, each_s=PAST_S)
+    errors = prediction_errors(past, _came(live), live.now_s, world, each_s=PAST_PREDICTION_CPU_S)
     about = (live.now_s, world, live.measured)
-    now = predict_jobs(session, *about, coming=coming, within_s=LOOK_S)
-    then = predict_jobs(other, *about, coming=[*coming, *more], within_s=LOOK_S)
+    now = predict_jobs(session, *about, coming=coming, within_s=PREDICTION_CPU_S)
+    then = predict_jobs(other, *about, coming=[*coming, *more], within_s=PREDICTION_CPU_S)
     return WhatIfAnswer(live.now_s, Comparison(now, then), *errors)
 
 

@@ -94,7 +94,7 @@ class _Site:
     def submit(self, count: int) -> None:
         """More jobs."""
         with self._spool.locked():
-            self._spool.ask_to_run(self._job() for _ in range(count))
+            self._spool.request_run(self._job() for _ in range(count))
 
     def _job(self) -> Job:
         self._ids += 1

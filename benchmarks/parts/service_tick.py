@@ -201,7 +201,7 @@ def running(folder: Path, gangs: int) -> Iterator[Loop]:
     with prepared.open() as state:
         spool = Spool(state.dirs)
         with spool.locked():
-            spool.ask_to_run(_job(number) for number in range(gangs))
+            spool.request_run(_job(number) for number in range(gangs))
         live = prepared.loop(state, follow=True)
         try:
             _settle(live, gangs)

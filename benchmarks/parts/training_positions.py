@@ -201,11 +201,11 @@ def trained(
     )
     env = {ENV_PROGRESS: str(progress), ENV_STOP: str(stop), ENV_BATCH: str(shape.batch)}
 
-    def ask_to_stop(step: int) -> None:
+    def request_stop(step: int) -> None:
         if step == stop_at:
             stop.write_text("asked")
 
-    _stop, seen = ask_to_stop, list[int]()
+    _stop, seen = request_stop, list[int]()
     with mock.patch.dict(os.environ, env), _quiet(), contextlib.suppress(SystemExit):
         _RUN[library](shape, folder, seen)
     return seen, json.loads(progress.read_text())

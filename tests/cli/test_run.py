@@ -10,7 +10,8 @@ import pytest
 from pliant.cli.run import run
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_cluster, write_cluster
-from pliant.tools.run.doctor import Check, page
+from pliant.tools.run.doctor.examine import page
+from pliant.tools.run.doctor.site import Check
 from tests.builders import cluster
 from tests.cli.calling import call
 from tests.tools.run.fake_nvml import Card, install

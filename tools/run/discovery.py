@@ -32,7 +32,7 @@ _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _MAKER: Final = re.compile(r"^(nvidia|tesla)[ -]+", re.IGNORECASE)
 _DRIVER: Final = Path("/dev/nvidiactl")
 _LONGEST_HOST: Final = 64
-"""Leaves room for a GPU type in the name of a node."""
+"""Maximum length of a host name in the name of a node, which also has a GPU type."""
 _MOST_SLOTS: Final = 1024
 Kind = Literal["slurm", "slurm-jobs"]
 _GPU: Final = "gpu"

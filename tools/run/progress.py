@@ -51,7 +51,7 @@ from typing import Any, Final, NoReturn
 
 ENV_PROFILE: Final = "PLIANT_PROFILE"
 _VISITS: Final = 3
-"""How often the configuration is measured; the fastest that another one confirms counts."""
+"""Measurements of a configuration; the fastest one that another confirms counts."""
 
 
 class _ScriptMeasurement:
@@ -132,7 +132,7 @@ ENV_PROGRESS: Final = "PLIANT_PROGRESS"
 ENV_STOP: Final = "PLIANT_STOP"
 ENV_BATCH: Final = "PLIANT_BATCH"
 ASKED: Final = "asked"
-"""What the file holds that asks to stop, before rank 0 names the step."""
+"""Content of the file that asks to stop, before rank 0 names the step."""
 AHEAD: Final = 8
 """On GPUs, Python runs ahead of the device. It waits for it once in this number of steps, and that is how far
 ahead rank 0 names the last step. On CPUs ranks are apart by one step at most."""

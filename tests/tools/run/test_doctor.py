@@ -23,21 +23,15 @@ from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import write_cluster
-from pliant.tools.run import discovery, doctor
+from pliant.tools.run import discovery
 from pliant.tools.run.backends.cgroup import LIMITED, Place
-from pliant.tools.run.doctor import (
-    Began,
-    Check,
-    Site,
-    clock,
-    examine,
-    guarded,
-    look_around,
-    needed_versions,
-    versions,
-    worst,
-)
-from pliant.tools.run.doctor import slurm as checks_of
+from pliant.tools.run.doctor import folder, host
+from pliant.tools.run.doctor import slurm as slurm_checks
+from pliant.tools.run.doctor.examine import examine, guarded, worst
+from pliant.tools.run.doctor.folder import clock
+from pliant.tools.run.doctor.host import needed_versions, versions
+from pliant.tools.run.doctor.site import Began, Check, Site, look_around
+from pliant.tools.run.doctor.slurm import slurm as checks_of
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.file_system import Mount, Probed
@@ -79,8 +73,8 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where these tests run there may be little room, a slow disk, or a disk in memory."""
     set_disk(monkeypatch)
     install(monkeypatch)
-    monkeypatch.setattr(doctor, "obstacle", lambda: None)
-    monkeypatch.setattr(doctor, "find_place", lambda: Place({}))
+    monkeypatch.setattr(folder, "obstacle", lambda: None)
+    monkeypatch.setattr(host, "find_place", lambda: Place({}))
 
 
 def test_what_of_a_jobs_limits_is_not_enforced_is_said(
@@ -95,25 +89,25 @@ def test_what_of_a_jobs_limits_is_not_enforced_is_said(
     }
     said = []
     for name, place in places.items():
-        monkeypatch.setattr(doctor, "find_place", lambda place=place: place)
-        said += [name, *texts(doctor.isolation(Site("local", cluster=Cluster.model_validate(nodes))))]
+        monkeypatch.setattr(host, "find_place", lambda place=place: place)
+        said += [name, *texts(host.isolation(Site("local", cluster=Cluster.model_validate(nodes))))]
     off = Cluster.model_validate({**nodes, "isolation": False})
-    said += ["off", *texts(doctor.isolation(Site("local", cluster=off)))]
-    golden_text("\n".join([*said, "Slurm", *texts(doctor.isolation(Site("slurm")))]))
+    said += ["off", *texts(host.isolation(Site("local", cluster=off)))]
+    golden_text("\n".join([*said, "Slurm", *texts(host.isolation(Site("slurm")))]))
 
 
 def test_root_learns_whether_other_accounts_could_run_jobs(state: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     new, own = (Site("local", StateDir(path)) for path in (tmp_path / "new", state))
-    assert [check.verdict for check in doctor.accounts(new)] == ["ok"]
-    monkeypatch.setattr(doctor, "obstacle", lambda: "/root is closed to other accounts")
-    (found,) = doctor.accounts(new)
+    assert [check.verdict for check in folder.accounts(new)] == ["ok"]
+    monkeypatch.setattr(folder, "obstacle", lambda: "/root is closed to other accounts")
+    (found,) = folder.accounts(new)
     assert (found.verdict, found.text[:17], "/opt" in found.advice) == ("warning", "/root is closed t", True)
-    assert [*doctor.accounts(own)] == [], "one account runs its own jobs there"
+    assert [*folder.accounts(own)] == [], "one account runs its own jobs there"
     monkeypatch.setattr(StateDir, "is_shared", True)
-    assert [check.verdict for check in doctor.accounts(own)] == ["problem"]
+    assert [check.verdict for check in folder.accounts(own)] == ["problem"]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert [*doctor.accounts(new)] == []
+    assert [*folder.accounts(new)] == []
 
 
 def set_disk(
@@ -130,10 +124,10 @@ def set_disk(
         return probed
 
     room = SimpleNamespace(f_files=files[0], f_favail=files[1])
-    monkeypatch.setattr(doctor, "mount_of", lambda _path: mount)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
-    monkeypatch.setattr(doctor.os, "statvfs", lambda _path: room)
-    monkeypatch.setattr(doctor, "probe", probe)
+    monkeypatch.setattr(folder, "mount_of", lambda _path: mount)
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    monkeypatch.setattr(folder.os, "statvfs", lambda _path: room)
+    monkeypatch.setattr(folder, "probe", probe)
 
 
 def test_a_directory_without_a_loop_is_a_warning_and_unchanged(state: Path) -> None:
@@ -220,7 +214,7 @@ DISKS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_file_system_is_judged_by_kind_room_and_locks(name, tmp_path, monkeypatch, golden_text) -> None:
     backend, disk = DISKS[name]
     set_disk(monkeypatch, **disk)
-    golden_text("\n".join(texts(doctor.folder(look_around(tmp_path, None, backend)))))
+    golden_text("\n".join(texts(folder.folder(look_around(tmp_path, None, backend)))))
 
 
 def test_clocks_that_disagree_or_were_never_set_are_noticed(state: Path, monkeypatch) -> None:
@@ -232,7 +226,7 @@ def test_clocks_that_disagree_or_were_never_set_are_noticed(state: Path, monkeyp
     assert jumped.startswith("warning: this machine's clock was set by -90.0 s while it was looked at")
     assert ahead.startswith("warning: the log is 1 h ahead: the clock was set back since")
     assert skewed.startswith("warning: the folder's clock is 40 s behind this machine's")
-    monkeypatch.setattr(doctor.time, "time", lambda: 86_400.0)  # it was never set
+    monkeypatch.setattr(folder.time, "time", lambda: 86_400.0)  # it was never set
     assert worst(clock(Site("local", began=Began(86_400.0)))) == "problem"
 
 
@@ -242,22 +236,22 @@ END = "end it, or leave that GPU out with CUDA_VISIBLE_DEVICES"
 
 def test_gpus_of_the_cluster_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Card("GPU-a"), Card("GPU-b"))
-    monkeypatch.setattr(doctor, "version", lambda _name: "2.13.0")
-    assert texts(doctor.gpus(Site("local", cluster=GPUS))) == ["ok: 2 GPUs to use of 2, driver 570.86.15"]
+    monkeypatch.setattr(host, "version", lambda _name: "2.13.0")
+    assert texts(host.gpus(Site("local", cluster=GPUS))) == ["ok: 2 GPUs to use of 2, driver 570.86.15"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    first, second = texts(doctor.gpus(Site("local", cluster=GPUS)))
+    first, second = texts(host.gpus(Site("local", cluster=GPUS)))
     assert first == "ok: 1 GPU to use of 2, driver 570.86.15"
     assert second.startswith("problem: cluster: /nodes: 2 GPUs on the local backend, this machine has 1")
 
 
 def test_gpus_lost_in_use_or_without_cuda_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "live"
-    monkeypatch.setattr(doctor, "version", lambda _name: "2.13.0+cpu")
+    monkeypatch.setattr(host, "version", lambda _name: "2.13.0+cpu")
     ours = {"PLIANT_JOB_DIR": str(own / "jobs/a"), "PATH": os.environ["PATH"]}
     with started([sys.executable, "-c", "input()"], stdin=PIPE, env=ours) as trains:
         until(lambda: "PLIANT_JOB_DIR" in psutil.Process(trains.pid).environ())
         install(monkeypatch, Card("GPU-a", pids=(trains.pid, os.getpid())), Card("GPU-b", lost=True))
-        seen = not_ok(doctor.gpus(Site("local", StateDir(own), cluster=cluster(1))))
+        seen = not_ok(host.gpus(Site("local", StateDir(own), cluster=cluster(1))))
     assert seen == [
         "warning: GPU 1: GPU is lost; look at nvidia-smi; it is left out",
         "problem: torch 2.13.0+cpu is the build without CUDA; install the one with: pip install torch",
@@ -278,9 +272,9 @@ def test_without_a_driver_gpus_of_the_cluster_are_a_problem(nodes, driver, verdi
     def missing() -> None:
         raise ServiceMissingError("no driver")
 
-    monkeypatch.setattr(doctor, "list_gpus", missing)
-    monkeypatch.setattr(doctor, "DRIVER", Path(driver))
-    (check,) = doctor.gpus(Site("local", cluster=nodes))
+    monkeypatch.setattr(host, "list_gpus", missing)
+    monkeypatch.setattr(host, "DRIVER", Path(driver))
+    (check,) = host.gpus(Site("local", cluster=nodes))
     assert check.verdict == verdict
 
 
@@ -321,8 +315,8 @@ def test_versions_are_compared_with_those_pinned_and_needed(
             raise PackageNotFoundError(name)
         return known[name]
 
-    monkeypatch.setattr(doctor, "version", version)
-    monkeypatch.setattr(doctor, "requires", lambda _name: NEEDED)
+    monkeypatch.setattr(host, "version", version)
+    monkeypatch.setattr(host, "requires", lambda _name: NEEDED)
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("rich==15.0.0\ntorch==2.13.0\ntorchvision==0.28\n")
     first, *rest = texts(versions(Site("local"), constraints))
@@ -360,9 +354,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_topology(argv: Sequence[str], **_more: float) -> str:
         raise ServiceMissingError(f"{argv[0]}: topology/default plugin loaded")
 
-    monkeypatch.setattr(doctor, "ask", ask)
+    monkeypatch.setattr(slurm_checks, "ask", ask)
     monkeypatch.setattr(discovery, "ask", no_topology)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(folder.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
 def silent(argv: Sequence[str], **_more: float) -> str:
@@ -379,9 +373,9 @@ SLURMS: dict[str, tuple[Site, tuple[Any, str, Callable[..., Any]] | None]] = {
     "no file": (Site("slurm"), None),
     "jobs of their own": (OWN_JOBS, None),
     "not Slurm": (Site("local"), None),
-    "GPUs by node": (OWN_JOBS, (doctor.parsing, "settings", lambda _: {"SelectType": "select/linear"})),
-    "no commands": (of("n0"), (doctor.shutil, "which", lambda _name: None)),
-    "no answer": (of("n0"), (doctor, "ask", silent)),
+    "GPUs by node": (OWN_JOBS, (slurm_checks.parsing, "settings", lambda _: {"SelectType": "select/linear"})),
+    "no commands": (of("n0"), (folder.shutil, "which", lambda _name: None)),
+    "no answer": (of("n0"), (slurm_checks, "ask", silent)),
     "levels": (of("n0", "n1", "n2", "n3"), (discovery, "ask", lambda _argv, **_more: said("topology"))),
 }
 

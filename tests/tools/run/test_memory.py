@@ -49,7 +49,7 @@ def run(loop: Loop, folder: Path, until: int = JOBS) -> None:
     spool, log = Spool(loop.state.dirs), loop.state.log
     with spool.locked():
         numbers = range(len(log.jobs), until)
-        spool.ask_to_run(job(f"j{n}", command=(str(script),), workdir=str(folder)) for n in numbers)
+        spool.request_run(job(f"j{n}", command=(str(script),), workdir=str(folder)) for n in numbers)
     while len(log.jobs) < until or log.active:
         loop.step()
         said = {"attempt": 1, "generation": 1, "gpus": 1, "global_batch": 8, "step": 1, "epoch": 0}
@@ -125,7 +125,7 @@ def test_a_job_that_ends_while_it_is_held_is_put_away_too(tmp_path: Path) -> Non
         run(loop, tmp_path, 1)
         spool = Spool(state.dirs)
         with spool.locked():
-            spool.ask_to_run([job("held", command=("train.py",))])
+            spool.request_run([job("held", command=("train.py",))])
         order_jobs(state.dirs.path, "hold", ["held"])
         loop.step()
         cancel(state.dirs.path, ["held"])

@@ -19,7 +19,7 @@ from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import PROTOCOL, Plan, Progress, ProgressFile, ask_to_stop
+from pliant.tools.run.statedir.contract.plan import PROTOCOL, Plan, Progress, ProgressFile, request_stop
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.job_page import history
@@ -270,11 +270,11 @@ def test_the_file_says_how_far_it_is_and_what_is_saved(job: Path) -> None:
 def test_all_ranks_leave_after_one_step_under_any_plan(job: Path) -> None:
     first, second = rank(job, 0, 2), rank(job, 1, 2)
     assert [first.step(5), second.step(5)] == [False, False]
-    ask_to_stop(job / "stop")
+    request_stop(job / "stop")
     assert second.step(6) is False, "rank 0 names the step"
     assert first.step(6) is False
     assert (first.stopping, second.stopping) == (True, True)
-    ask_to_stop(job / "stop")  # a launcher that takes over asks again
+    request_stop(job / "stop")  # a launcher that takes over asks again
     assert [second.step(7), first.step(7)] == [True, True]
     first.saved(7)
     assert written(job).ended == "stopped"

@@ -19,7 +19,7 @@ from tests.tools.run.site import Site, in_order, until
 def site(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A cluster file with two nodes of two CPU slots."""
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
-    monkeypatch.setattr(commands, "LOOK_S", 0.1)
+    monkeypatch.setattr(commands, "POLL_INTERVAL_S", 0.1)
     monkeypatch.setattr(runner, "open_backend", lambda _name, nodes, dirs: PlainJobsBackend(nodes, dirs))
     found = Site(tmp_path)
     nodes = tuple({"name": name, "gpus": 2} for name in ("n0", "n1"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LIMITED = {"memory": "memory", "cpu": "cores", "pids": "processes", "devices": "GPUs of others"}
-"""What each controller limits."""
+"""Names of what each controller limits."""
 CONTROLLERS = tuple(LIMITED)
 SYSTEMD = "/run/systemd/system"
 """Exists where systemd is the first process."""
@@ -35,15 +35,15 @@ _LEAST_QUOTA_US = 1000
 _OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 """Files that are not there where swap is not counted."""
 _GONE_S = 2.0
-"""Until killed processes are not listed in a group any more."""
+"""Seconds to wait until killed processes leave a group's list."""
 _REMOVED_S = 0.5
-"""Until those that are not listed any more have left."""
+"""Seconds to wait until a group without listed processes can be removed."""
 _FORGOTTEN_S = 60.0
-"""A group that is this old is not one that a supervisor has just made."""
+"""Minimum age of a leftover group; a younger one may belong to a supervisor that starts."""
 _SCOPE_S = 5.0
-"""Until systemd has made a scope."""
+"""Seconds to wait for systemd to make a scope."""
 _FULL = 0.9
-"""A process that was killed while less of the limit was ever used was not killed for the limit."""
+"""Share of the limit in use at the peak below which a kill has another cause."""
 
 
 class Place:

@@ -54,9 +54,9 @@ SIGNALS = frozenset(
         *(signal.SIGINT, signal.SIGSYS, signal.SIGTERM, signal.SIGUSR1),
     }
 )
-"""What ends commands; other codes above 128 are scripts' own."""
+"""Signals that end commands; other codes above 128 come from scripts."""
 _SELF_ENDED = re.compile(r"FATAL:|(slurmstepd|srun): error: .*(pyxis|spank)|srun: error: Unable")
-"""What apptainer, or srun with pyxis, says last if there is no container."""
+"""Last words of apptainer, or of srun with pyxis, if no container started."""
 _OF_CLIENT = frozenset(
     {
         *("cgroup-manager", "config", "connection", "identity", "imagestore", "module", "root", "runroot"),
@@ -93,7 +93,7 @@ class Spec(NamedTuple):
     stated: list[str]
     """Names of the variables that the job states."""
     folders: list[str]
-    """What is mounted where it is, beside the folder in which this process is."""
+    """Folders mounted at their own paths, beside the working folder."""
     note: str
     """The file that exists as long as there may be a container."""
     name: str
@@ -350,7 +350,7 @@ def main(arguments: list[str]) -> int:
         client = [program, *of_client(spec.options)]
         os.close(os.open(spec.note, os.O_WRONLY | os.O_CREAT, 0o600))
         code = running.wait([program, *launch.words(command)[1:]], launch.client_environment())
-        why = said_since(start) if failed_itself(spec, client, code, start) else ""
+        why = output_since(start) if failed_itself(spec, client, code, start) else ""
     except (ContainerError, OSError) as error:
         code, why = 127, str(error)
     if why:
@@ -390,7 +390,7 @@ def failed_itself(spec: Spec, client: Sequence[str], code: int, start: int) -> b
     return shown.startswith("0001") or not shown.strip()
 
 
-def said_since(start: int) -> str:
+def output_since(start: int) -> str:
     """What the client said last, without what it puts before each message."""
     return _PREFIX.sub("", last_line(start)) or "it does not say why"
 

@@ -36,13 +36,13 @@ class Gpu:
     card: str
     """UUID of the GPU that it is or is an instance of."""
     number: int
-    """Of that GPU, in the driver's order."""
+    """Number of that GPU in the driver's order."""
     model: str
-    """In the driver's words: ``NVIDIA A100-SXM4-40GB``, of an instance ``… MIG 1g.5gb``."""
+    """Model name of the driver: ``NVIDIA A100-SXM4-40GB``, of an instance ``… MIG 1g.5gb``."""
     memory: int
     """Bytes."""
     place: str = ""
-    """Of an instance, its name by its numbers, as older drivers and schedulers have it: ``MIG-GPU-…/1/0``."""
+    """Older name of an instance, by its numbers: ``MIG-GPU-…/1/0``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +227,9 @@ _ENDED: Final = frozenset(("Z", "X", ""))
 _STOPPED: Final = "T"
 _STAT_BYTES: Final = 4096
 _LOOK_S: Final = 1.0
-"""Between two looks at whether a launcher is stopped."""
+"""Seconds between two checks whether a launcher is stopped."""
 _SURE_S: Final = 1.0
-"""How long a pid is trusted after its process was recognised."""
+"""Seconds for which a recognised pid is trusted."""
 
 
 def spawn(argv: tuple[str, ...], env: Mapping[str, str], output: BinaryIO, told: bytes = b"") -> int:

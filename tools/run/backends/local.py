@@ -72,7 +72,7 @@ SETUID_SUPERVISOR: Final = str(Path(__file__).with_name("supervisor_setuid.py"))
 SUPERVISORS: Final = frozenset((Path(SUPERVISOR).name, Path(SETUID_SUPERVISOR).name, "keep.py", "keep_as.py"))
 """Script names of supervisors. The last two are of earlier versions, whose processes an upgrade adopts."""
 SUPERVISOR_ENV: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
-"""What the supervisor of another account's unit needs of its environment, which may hold anything."""
+"""Variables of another account's unit that its supervisor uses."""
 LOOPBACK: Final = "127.0.0.1"
 _RUNNING: Final = UnitStatus("running")
 _STANDS_STILL: Final = UnitStatus("running", idle=True)

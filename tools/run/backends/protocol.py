@@ -31,7 +31,7 @@ from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 UMASK: Final = 0o077
 NO_GROUP: Final = 65534
-"""Of an id without an account: a group of that number may be one with rights."""
+"""Group of an id without an account; a group of that number could have rights."""
 _PID_MAX: Final = Path("/proc/sys/kernel/pid_max")
 
 
@@ -41,13 +41,13 @@ class ProcessLimits(Record):
     processes: PositiveInt = 8192
     """Processes and threads of the account, over all its jobs there; a quarter of the machine's at most."""
     open_files: PositiveInt = 65536
-    """Of each process; no more than the launcher itself may have."""
+    """Open files of each process, at most the launcher's own limit."""
     core_bytes: NonNegativeInt = 0
-    """Of the image that a crashed process leaves."""
+    """Bytes of the core file of a crashed process."""
     memory_bytes: PositiveInt | None = None
     """Address space of each process; None: not limited. CUDA reserves far more than it uses."""
     file_bytes: PositiveInt | None = None
-    """Of each file that is written; None: not limited."""
+    """Bytes of each file; None for no limit."""
 
     def as_numbers(self) -> dict[int, int]:
         """By number of the resource, as ``setrlimit`` takes them."""
@@ -127,11 +127,11 @@ class NodeInfo:
     """Or CPU slots."""
     up: bool = True
     address: str = "127.0.0.1"
-    """For workers on other nodes."""
+    """Address for workers on other nodes."""
     devices: tuple[str, ...] | None = None
     """The name of each slot's GPU in CUDA_VISIBLE_DEVICES; None for CPU slots."""
     reason: str = ""
-    """Why it is not up."""
+    """Reason that the node is not up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,9 @@ class Unit:
     account: Credentials | None = None
     """Whose process it is, if several accounts share the run; None: the launcher's."""
     slots: int = 0
-    """How many of its node's GPUs, or CPU slots, it has."""
+    """Number of GPUs, or CPU slots, on its node."""
     demand: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """What the job states that it needs there, by name: ``cpu``, ``memory`` in bytes."""
+    """Demand of the job on the node, by name: ``cpu``, ``memory`` in bytes."""
 
     @property
     def in_a_shell(self) -> str:
@@ -203,19 +203,19 @@ class UnitStatus:
     state: Literal["running", "exited", "lost"]
     code: int | None = None
     idle: bool = field(default=False, compare=False)
-    """It is stopped (SIGSTOP), and nothing that it started lives: it cannot end by itself."""
+    """True if it is stopped (SIGSTOP) and has no children, so that it cannot end."""
     queued: bool = field(default=False, compare=False)
-    """It counts as running but still waits for its turn."""
+    """True if it counts as running and still waits in a queue."""
     starting: bool = field(default=False, compare=False)
-    """It counts as running but this process must look again until it really does."""
+    """True if it counts as running and its start is not confirmed yet."""
     displaced: str = field(default="", compare=False)
-    """Why it lost its place through no fault of its own."""
+    """Reason that it lost its place through no fault of its own."""
     noticed: bool = field(default=False, compare=False)
-    """It runs, and an end that is none of its doing has been announced."""
+    """True if it runs and its end from outside has been announced."""
     began: bool = field(default=True, compare=False)
     """False if certainly nothing of it has ever run."""
     memory: MemoryKill | None = field(default=None, compare=False)
-    """It was killed for its memory, or a part of it was."""
+    """Memory kill of the unit or of a part of it."""
 
 
 class Backend(Protocol):

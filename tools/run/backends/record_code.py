@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 SCHEMA = "pliant.code/1"
-WITHIN_S = 60.0
-"""For git to answer; in a huge repository on a slow file system it takes long."""
+GIT_TIMEOUT_S = 60.0
+"""Seconds to wait for git, which is slow in a huge repository."""
 CODE = frozenset(
     {
         *(".py", ".pyi", ".pyx", ".pxd", ".ipynb", ".sh", ".bash", ".jl", ".lua", ".pl", ".r", ".rs", ".go"),
@@ -39,7 +39,7 @@ SETTINGS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml", ".yml"
 MOST_NAMED = 100
 """Files that a record names; all count in its hash."""
 MOST_FILES = 20_000
-"""In a folder without git, of all kinds; beyond them it is taken for something else than code."""
+"""Maximum files in a folder without git; a larger one does not count as code."""
 _HASHED_BYTES = 16 << 20
 """Size of a file up to which its content counts; beyond it, its size and the time of its last change do."""
 _OTHERS = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -109,7 +109,7 @@ def versions(python: str) -> tuple[str | None, str | None]:
             text = subprocess.check_output(
                 [os.path.abspath(path), "-c", _VERSIONS],
                 cwd="/",
-                timeout=WITHIN_S,
+                timeout=GIT_TIMEOUT_S,
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -122,7 +122,7 @@ def versions(python: str) -> tuple[str | None, str | None]:
 
 
 SNAPSHOT = "snapshot.json"
-"""Beside a copy of code, its record."""
+"""Name of the record beside a copy of code."""
 
 
 def snapshot_record(folder: str) -> dict[str, Any] | None:
@@ -153,12 +153,12 @@ def git(folder: str, *words: str) -> bytes:
     argv = ["git", "-C", folder, "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false", *words]
     try:
         answer = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=WITHIN_S, check=False
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_TIMEOUT_S, check=False
         )
     except FileNotFoundError:
         raise NoGitError("git is not installed") from None
     except subprocess.TimeoutExpired:
-        raise NoGitError(f"git has not answered within {WITHIN_S:.0f} s") from None
+        raise NoGitError(f"git has not answered within {GIT_TIMEOUT_S:.0f} s") from None
     except OSError as error:
         raise NoGitError(f"git cannot be started: {error.strerror}") from None
     if answer.returncode:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 
 WINDOW_S = 60.0
-"""What is reported is the mean over this time."""
+"""Seconds of the moving average that is reported."""
 WIDTH = 240
 """Bytes of the file, whose one line is padded: it is written in place, so its folder does not change."""
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -36,29 +36,29 @@ if TYPE_CHECKING:
 
         def kill(self, pid: int, number: int) -> None: ...
 
-        def give_up_root(self) -> None: ...
+        def drop_root(self) -> None: ...
 
         def as_root(self) -> AbstractContextManager[None]: ...
 
 
 LOG_BYTES = 64 << 20
-"""Most bytes of each output file that stay on disk, unless the environment says otherwise."""
+"""Maximum bytes of each output file on disk, unless the environment says otherwise."""
 ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
 ENV_NOTICES = "PLIANT_NOTICES"
 ENV_OUTPUT = "PLIANT_OUTPUT"
-"""For the supervisor alone: which files ``write_output.py`` is to write."""
+"""Variable of the supervisor: files that ``write_output.py`` writes."""
 ENV_CODE = "PLIANT_CODE"
-"""For the supervisor alone: what ``record_code.py`` is to look at."""
+"""Variable of the supervisor: code that ``record_code.py`` records."""
 _HELPERS = {ENV_OUTPUT: "write_output", ENV_CODE: "record_code"}
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 HELPERS_S = 5.0
-"""How long helpers may go on once the command has ended."""
-LOOK_S = 0.25
-LEAST_LOOK_S = 0.01
-SEEK_S = 1.0
-BEAT_S = 2.0
-USE_S = 5.0
-ORDER_S = 0.5
+"""Seconds that helpers may go on after the command has ended."""
+POLL_INTERVAL_S = 0.25
+MIN_POLL_INTERVAL_S = 0.01
+SEARCH_INTERVAL_S = 1.0
+HEARTBEAT_S = 2.0
+USAGE_INTERVAL_S = 5.0
+ORDER_POLL_S = 0.5
 _BLOCK = 1 << 16
 _OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Never waits for the other end of a pipe that a job has put there."""
@@ -69,11 +69,11 @@ ENV_GROUP = "PLIANT_GROUP"
 """The control group of the command, see ``cgroup.py``. The command does not get it."""
 ENV_JOB_DIR = "PLIANT_JOB_DIR"
 SECRETS = "secrets.json"
-"""In a job's folder: values of variables that are written nowhere else."""
+"""File in a job's folder with values of variables that are written nowhere else."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 CONTAINER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contain.py")
 _KILL_S = 10.0
-"""Until killed processes are gone; one that hangs in the system is left to it."""
+"""Seconds to wait for killed processes; one that hangs in the kernel is ignored."""
 
 
 def main(arguments: list[str]) -> int:
@@ -92,8 +92,8 @@ def supervise(
 ) -> int:
     """Run a command in a folder, with the environment of this process.
 
-    :param order: asked every :data:`ORDER_S` for a signal to the command; 0 for none. With it, a SIGTERM is
-        Slurm's, which sends it to all processes: it is noted in a file and not passed on. So is a SIGUSR1,
+    :param order: asked every :data:`ORDER_POLL_S` for a signal to the command; 0 for none. With it, a SIGTERM
+        is Slurm's, which sends it to all processes: it is noted in a file and not passed on. So is a SIGUSR1,
         the notice that one follows. The launcher reads of it, so the command begins with SIGUSR1 ignored.
     :param account: whose the command is; None for this process's own.
     :param shown: the place of the code file in a folder of the account's, if ``code_file`` and what lies
@@ -102,7 +102,7 @@ def supervise(
     :param group: the control group of the command, as text; empty: it has none of its own.
     """
     kill = os.kill if account is None else account.kill
-    words = Words(code_file, shown, account)
+    files = SupervisorFiles(code_file, shown, account)
     child, terminated = list[int](), list[int]()
 
     def send(number: int) -> None:
@@ -114,33 +114,33 @@ def supervise(
         if order is None:
             send(number)
         else:
-            with words.own():
+            with files.own():
                 note(code_file, number)
 
     signal.signal(signal.SIGTERM, take)
     signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
     beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
-    meter, logs, limited = use_meter(words.shown), Logs(words.shown), CommandGroup(group, account)
-    helpers = Helpers(words.shown, account, limited)
+    meter, logs, limited = use_meter(files.shown), Logs(files.shown), CommandGroup(group, account)
+    helpers = Helpers(files.shown, account, limited)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        if order is not None and now_s - ordered_s[0] >= ORDER_S - LOOK_S / 2:
+        if order is not None and now_s - ordered_s[0] >= ORDER_POLL_S - POLL_INTERVAL_S / 2:
             ordered_s[0] = now_s
-            if ordered := words.heard(order):
+            if ordered := files.next_order(order):
                 send(ordered)
-        if now_s - beat_s[0] >= BEAT_S - LOOK_S / 2:
+        if now_s - beat_s[0] >= HEARTBEAT_S - POLL_INTERVAL_S / 2:
             beat_s[0] = now_s
-            words.say(beat)
-        if meter is not None and now_s - used_s[0] >= USE_S:
+            files.say(beat)
+        if meter is not None and now_s - used_s[0] >= USAGE_INTERVAL_S:
             used_s[0] = now_s
             meter.look()
         before_s = logs.next_s
         if logs.look() != before_s:
             signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
 
-    words.say(beat)
+    files.say(beat)
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
     try:
@@ -149,12 +149,12 @@ def supervise(
             child.append(start(argv, account, unnoticing=order is not None))
     except OSError as error:
         print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
-        return words.end(127)
+        return files.end(127)
     if terminated:
         kill(child[0], terminated[-1])
     helpers.start()
-    end_own = partial(end_container, words.note_of_container, container_of(argv), account, limited)
-    return words.end(*end_of(child, limited, helpers, kill, end_own))
+    end_own = partial(end_container, files.note_of_container, container_of(argv), account, limited)
+    return files.end(*end_of(child, limited, helpers, kill, end_own))
 
 
 def end_of(
@@ -164,7 +164,7 @@ def end_of(
     kill: Callable[[int, int], None],
     end_own: Callable[[], None],
 ) -> tuple[int, dict[str, int] | None]:
-    """Wait for the command, and end what is left of it; returns what :meth:`Words.end` takes.
+    """Wait for the command, and end what is left of it; returns what :meth:`SupervisorFiles.end` takes.
 
     :param child: its pid, which is taken away.
     :param end_own: see :func:`end_container`.
@@ -236,7 +236,7 @@ class Helpers:
             if module == _HELPERS[ENV_CODE]:
                 self._limited.join()
             if self._account is not None:
-                self._account.give_up_root()
+                self._account.drop_root()
                 os.environ.clear()
                 os.environ.update(self._account.env)
             for number in _HANDLED:
@@ -269,7 +269,7 @@ class Helpers:
             time.sleep(0.005)
 
 
-class Words:
+class SupervisorFiles:
     """Files between a supervisor and the launcher: the code file, those next to it, and public copies."""
 
     def __init__(self, code_file: str, shown: str, account: SetuidAccount | None) -> None:
@@ -280,7 +280,7 @@ class Words:
         self._code_file = code_file
         self._scratch = give_scratch(self.shown, os.environ if account is None else account.env)
 
-    def heard(self, order: Callable[[], int]) -> int:
+    def next_order(self, order: Callable[[], int]) -> int:
         with self.own():
             return order()
 
@@ -587,7 +587,7 @@ class Logs:
 
     def __init__(self, code_file: str) -> None:
         # Seconds until the next look: fewer while output grows fast.
-        self.next_s = LOOK_S
+        self.next_s = POLL_INTERVAL_S
         self._folder = os.path.join(os.path.dirname(code_file), "logs")
         self._unit, self._sizes = _unit(code_file), dict[str, int]()
         self._looked_s = self._sought_s = float("-inf")
@@ -608,7 +608,7 @@ class Logs:
 
     def _trim(self) -> None:
         most, now_s = int(os.environ.get(ENV_LOG_BYTES, LOG_BYTES)), time.monotonic()
-        if now_s - self._sought_s >= SEEK_S:
+        if now_s - self._sought_s >= SEARCH_INTERVAL_S:
             self._sought_s = now_s
             self._sizes = {path: self._sizes.get(path, 0) for path in self._paths()}
         passed_s, fastest = now_s - self._looked_s, 0
@@ -622,9 +622,9 @@ class Logs:
             except OSError:  # the next look tries again
                 continue
         if fastest > most // 8:
-            self.next_s = max(LEAST_LOOK_S, min(LOOK_S, passed_s * (most / 8) / fastest))
+            self.next_s = max(MIN_POLL_INTERVAL_S, min(POLL_INTERVAL_S, passed_s * (most / 8) / fastest))
         else:
-            self.next_s = min(LOOK_S, 2 * self.next_s)
+            self.next_s = min(POLL_INTERVAL_S, 2 * self.next_s)
 
     def _paths(self) -> list[str]:
         found = [os.path.join(self._folder, f"launcher-{self._unit}.log")]

@@ -103,7 +103,7 @@ class SetuidAccount:
     def _become(self, argv: list[str], says: int, mask: Iterable[int], *, unnoticing: bool) -> None:
         """Give up all that is root's and become the command."""
         try:
-            self.give_up_root()
+            self.drop_root()
             if unnoticing:
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
                 self.env["PLIANT_NOTICES"] = "1"
@@ -114,7 +114,7 @@ class SetuidAccount:
         finally:
             os._exit(127)
 
-    def give_up_root(self) -> None:
+    def drop_root(self) -> None:
         """Become the account in all respects: rights, limits, umask, signals."""
         os.seteuid(0)
         for number, value in self._limits:

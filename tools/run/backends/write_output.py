@@ -26,14 +26,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-LOOK_S = 0.2
-SEEK_S = 1.0
-AGAIN_S = 5.0
-"""Between two tries to write to a file that cannot be written."""
+POLL_INTERVAL_S = 0.2
+SEARCH_INTERVAL_S = 1.0
+RETRY_INTERVAL_S = 5.0
+"""Seconds between two tries to write to a file."""
 OWNER_S = 3.0
-"""How long a unit that has ended waits for the one that opens its files."""
+"""Seconds that an ended unit waits for the one that opens its files."""
 LAST_S = 4.0
-"""For copying what is left once the unit has ended; its supervisor waits for a little longer."""
+"""Seconds to copy the rest after the unit has ended; its supervisor waits a little longer."""
 PIECE = 1 << 20
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
@@ -48,16 +48,16 @@ def main(arguments: list[str]) -> int:
         os.close(os.open(opened, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     until_s = last_s = float("inf")
     while True:
-        ended = bool(select.select([0], [], [], LOOK_S)[0])
+        ended = bool(select.select([0], [], [], POLL_INTERVAL_S)[0])
         if ended:
             until_s, last_s = min(until_s, time.monotonic() + OWNER_S), min(last_s, time.monotonic() + LAST_S)
         if order["owner"] or os.path.exists(opened) or time.monotonic() > until_s:
             copies.look(last=ended, until_s=last_s)
             if ended:
-                copies.say_left()
+                copies.note_rest()
                 return 0
         elif ended:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 class Target:
@@ -96,7 +96,7 @@ class Target:
 
     def _fail(self, error: OSError) -> None:
         """Say it once, where ``pliant log`` shows it."""
-        self._again_s = time.monotonic() + AGAIN_S
+        self._again_s = time.monotonic() + RETRY_INTERVAL_S
         if self._problem != (problem := os.strerror(error.errno or errno.EIO)):
             self._problem = problem
             print(f"pliant: {self.path} cannot be written: {problem}", file=sys.stderr, flush=True)
@@ -187,13 +187,13 @@ class Copies:
             target.open(truncate=self._order["truncate"])
 
     def look(self, *, last: bool, until_s: float = float("inf")) -> None:
-        if last or not self._sources or time.monotonic() - self._sought_s >= SEEK_S:
+        if last or not self._sources or time.monotonic() - self._sought_s >= SEARCH_INTERVAL_S:
             self._sought_s = time.monotonic()
             self._seek()
         for _, source in sorted(self._sources.items(), reverse=True):  # stdout.log, then stderr.log
             source.copy(last=last, truncate=False, until_s=until_s)
 
-    def say_left(self) -> None:
+    def note_rest(self) -> None:
         """Say what is not copied, where ``pliant log`` shows it."""
         for path in self._targets:
             left = sum(source.left for source in self._sources.values() if source.target.path == path)

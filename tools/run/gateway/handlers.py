@@ -1,10 +1,10 @@
-"""What the door does for a request: who asks is proven, what they may do is looked up, then it is done.
+"""Handlers of requests: the account is proven, its permissions are checked, then the request is executed.
 
 Orders go the way of all orders: checked, and in the spool on disk before the answer, with the account that
 gave them.
 
 What would become of jobs is computed by processes of their own, a few at a time (:class:`WhatIfRunner`). The
-run is replayed on by code of the command line, which imports both it and the replay; the door may not, so it
+run is replayed on by code of the command line, which imports both; the gateway may not, so it
 starts that as a process. It is root's, and looks at all jobs; it leaves out of its answer what the account
 may not see, and ends by itself after some seconds of the processor.
 """
@@ -57,15 +57,15 @@ from pliant.tools.run.watch.top import UseMeter
 from pliant.tools.schedule.registry import policy_names
 
 MAX_CONCURRENT: Final = 2
-"""Questions of all accounts that are computed at one time."""
+"""Maximum predictions of all accounts at a time."""
 RESPONSE_TIMEOUT_S: Final = 40.0
-"""An answer is there within this time, or is given up; clients wait a little longer."""
+"""Response timeout; clients wait a little longer."""
 CPU_LIMIT_S: Final = 30
-"""Seconds of the processor for one."""
+"""CPU seconds of one prediction."""
 MEMORY_LIMIT_BYTES: Final = 4 << 30
-"""Of one."""
+"""Memory limit of one prediction."""
 WHATIF_PROGRAM: Final = ("-P", "-m", "pliant.cli.whatif_answer")
-"""A question on stdin; on stdout a line of how it ended, with ``cpu_s``, then the answer."""
+"""Program that reads a question from stdin, and writes a line with ``cpu_s`` and the answer to stdout."""
 _ERRORS_OF_QUESTIONS: Final = frozenset(
     {UsageError.exit_code, BadInputError.exit_code, InfeasibleError.exit_code}
 )
@@ -74,7 +74,7 @@ _log = logging.getLogger("pliant")
 
 
 class WhatIfRunner:
-    """Asks for predictions in one state directory; may be used by several threads at a time."""
+    """Runs predictions for one state directory; safe for several threads."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -147,12 +147,12 @@ def _taken(lock: threading.Lock | threading.BoundedSemaphore, until_s: float) ->
 
 
 CACHE_TTL_S: Final = 0.25
-"""A look at the state serves all that ask within this time."""
+"""Seconds for which one status serves all accounts."""
 POLL_INTERVAL_S: Final = 0.5
 
 
 class RequestHandlers:
-    """Serves requests to one state directory; may be asked by several threads at a time."""
+    """Handles requests to one state directory; safe for several threads."""
 
     def __init__(self, dirs: StateDir) -> None:
         self._dirs = dirs

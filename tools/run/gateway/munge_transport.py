@@ -1,9 +1,9 @@
 """Requests of other hosts of a Slurm cluster: files that a credential of munge vouches for.
 
 A client puts ``letters/NAME.letter`` into a folder where all may put files and none can list or replace
-those of others (1733). The door takes it away, asks munge whose it is, answers as at the socket, and writes
-``answers/NAME``, which is that account's alone and which root's credential vouches for. A letter names the
-state directory and itself in the credential: a copy of it, under any name or elsewhere, is refused.
+those of others (1733). The gateway takes it, asks munge whose it is, answers as at the socket, and writes
+``answers/NAME``, which is that account's alone and which root's credential vouches for. A request file names
+the state directory and itself in the credential: a copy of it, under any name or elsewhere, is refused.
 
 On every host of a Slurm cluster munge says which account made a credential. The credential holds its subject
 and the digest of the data, so it is valid for nothing else. munge refuses a used or an expired credential.
@@ -34,9 +34,9 @@ from pliant.tools.run.gateway.protocol import as_line, said, with_value
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 
 CREDENTIAL_TTL_S: Final = 60
-"""A credential is refused when it is older."""
+"""Maximum age of a credential."""
 MUNGE_TIMEOUT_S: Final = 30.0
-"""A munged that does not answer for so long is not there."""
+"""Response timeout of munged."""
 
 
 class _Credential(NamedTuple):
@@ -119,20 +119,20 @@ def _digest(data: bytes) -> str:
 REQUEST_SUFFIX: Final = ".letter"
 POLL_INTERVAL_S: Final = 0.2
 MAX_REQUESTS_PER_POLL: Final = 256
-"""Letters that are taken at one look; the next look goes on."""
+"""Maximum request files taken at one poll."""
 MAX_OVERHEAD_BYTES: Final = 4096
-"""Of a letter, beside its request."""
+"""Maximum bytes of a request file, beside its request."""
 MAX_REPLY_BYTES: Final = 16 << 20
-"""Of an answer that is piece by piece at the socket."""
+"""Maximum bytes of a reply that has pieces at the socket."""
 RESPONSE_TIMEOUT_S: Final = 45.0
-"""An answer is there within this time."""
+"""Response timeout."""
 REPLY_TTL_S: Final = 600.0
-"""An answer that its account does not fetch is removed after this time."""
+"""Seconds after which a reply that was not fetched is removed."""
 _log = logging.getLogger("pliant")
 
 
 class RequestGate(Protocol):
-    """The door, as it treats requests of either kind."""
+    """The gateway, as both transports use it."""
 
     def enter(self, who: Caller) -> dict[str, Any] | None: ...
     def leave(self, who: Caller, cpu_s: float) -> None: ...
@@ -142,12 +142,12 @@ class RequestGate(Protocol):
 
 
 class MungeListener:
-    """Takes letters, and answers them in threads."""
+    """Takes request files and answers them in threads."""
 
-    def __init__(self, dirs: StateDir, door: RequestGate, munge: Munge) -> None:
+    def __init__(self, dirs: StateDir, gate: RequestGate, munge: Munge) -> None:
         self._dirs = dirs
         self._requests, self._replies = requests_folder(dirs), replies_folder(dirs)
-        self._door = door
+        self._gate = gate
         self._munge = munge
         self._swept_s = 0.0
 
@@ -169,7 +169,7 @@ class MungeListener:
                 _log.warning("door: letters: %s", error)
 
     def look(self) -> None:
-        """Take the letters that are there."""
+        """Take the request files that are there."""
         with os.scandir(self._requests) as entries:
             names = [entry.name for _, entry in zip(range(MAX_REQUESTS_PER_POLL), entries, strict=False)]
         for name in names:
@@ -181,7 +181,7 @@ class MungeListener:
                 _sweep(folder)
 
     def _take(self, path: Path) -> None:
-        """Take one letter away; what is no plain file of one name is removed unread."""
+        """Take one request file; delete anything but a regular file with one link."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -191,11 +191,11 @@ class MungeListener:
             found = os.fstat(descriptor)
             who = Caller.of(found.st_uid)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                self._door.refused(who, UsageError("a letter that is a link or no plain file"))
+                self._gate.refused(who, UsageError("a letter that is a link or no plain file"))
                 _remove(path)
                 return
-            refusal = self._door.enter(who)
-            data = b"" if refusal else file.read(self._door.most_bytes(who) + MAX_OVERHEAD_BYTES + 1)
+            refusal = self._gate.enter(who)
+            data = b"" if refusal else file.read(self._gate.most_bytes(who) + MAX_OVERHEAD_BYTES + 1)
         _remove(path)
         if refusal is not None:
             self._write(path.stem, who, as_line(refusal))
@@ -205,27 +205,27 @@ class MungeListener:
     def _attend(self, name: str, data: bytes, who: Caller) -> None:
         try:
             self._write(name, who, self._answer(name, data, who))
-        except Exception:  # noqa: BLE001 - one letter, of one account
+        except Exception:  # noqa: BLE001 - one request, of one account
             _log.exception("door: a letter of %s met an error", who.account)
         finally:
-            self._door.leave(who, time.thread_time())
+            self._gate.leave(who, time.thread_time())
 
     def _answer(self, name: str, data: bytes, who: Caller) -> bytes:
         try:
             line = self._opened(name, data, who)
-            found = self._door.answer(line, who)
+            found = self._gate.answer(line, who)
             return reply_of(found)
         except PliantError as error:
             return as_line(said(error))
 
     def _opened(self, name: str, data: bytes, who: Caller) -> bytes:
-        """The request in a letter.
+        """The request in a file.
 
         :raises PliantError: munge does not say that it is of the account whose file it is.
         """
         try:
-            if len(data) > self._door.most_bytes(who) + MAX_OVERHEAD_BYTES:
-                raise BadInputError(f"the request has more than {self._door.most_bytes(who):,} bytes")
+            if len(data) > self._gate.most_bytes(who) + MAX_OVERHEAD_BYTES:
+                raise BadInputError(f"the request has more than {self._gate.most_bytes(who):,} bytes")
             try:
                 letter = json.loads(data)
                 line, credential = str(letter["request"]).encode(), str(letter["credential"])
@@ -235,7 +235,7 @@ class MungeListener:
             if uid != who.uid:
                 raise UsageError(f"munge says it is of user {uid}, and the file is of user {who.uid}")
         except PliantError as error:
-            raise self._door.refused(who, error) from error
+            raise self._gate.refused(who, error) from error
         return line
 
     def _write(self, name: str, who: Caller, answer: bytes) -> None:
@@ -251,7 +251,7 @@ class MungeListener:
 
 
 @contextmanager
-def munge_listener(dirs: StateDir, door: RequestGate, socket: str | None) -> Iterator[None]:
+def munge_listener(dirs: StateDir, gate: RequestGate, socket: str | None) -> Iterator[None]:
     """Serve other hosts, too, if there is a munge.
 
     :param socket: of munged, empty for its usual one; None: only this host can ask.
@@ -261,7 +261,7 @@ def munge_listener(dirs: StateDir, door: RequestGate, socket: str | None) -> Ite
     if socket is None:
         yield
         return
-    listener, closing = MungeListener(dirs, door, Munge(socket)), threading.Event()
+    listener, closing = MungeListener(dirs, gate, Munge(socket)), threading.Event()
     listener.open()
     thread = threading.Thread(target=listener.serve, args=(closing,), name="letters", daemon=True)
     thread.start()
@@ -291,7 +291,7 @@ def reply_of(found: bytes | Iterator[bytes]) -> bytes:
 
 
 def send(dirs: StateDir, line: bytes, munge: Munge) -> bytes:
-    """Send a request as a letter, and wait for its answer.
+    """Send a request as a file, and wait for its reply.
 
     :raises PliantError: no answer of root's came.
     """
@@ -334,12 +334,12 @@ def replies_folder(dirs: StateDir) -> Path:
 
 
 def address_file(dirs: StateDir) -> Path:
-    """The file that says where letters are taken."""
+    """The file with the host and the munge socket of the run."""
     return dirs.door / "munge.json"
 
 
 def munge_for(dirs: StateDir) -> Munge | None:
-    """How to ask from another host than the run's. Returns None on that host, or if letters are not taken."""
+    """How to ask from another host than the run's. Returns None on that host, or without this transport."""
     try:
         found = json.loads(address_file(dirs).read_bytes())
         return None if found["host"] == os.uname().nodename else Munge(str(found["socket"]))
@@ -353,7 +353,7 @@ def _remove(path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what was not fetched, or is no letter."""
+    """Remove old files."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):

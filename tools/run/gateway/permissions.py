@@ -40,9 +40,9 @@ from pliant.tools.run.watch.top import Use
 
 MAX_FILE_BYTES: Final = 1 << 20
 POLL_INTERVAL_S: Final = 1.0
-"""A changed file takes effect within this time."""
+"""Seconds between two checks of the file."""
 GROUPS_TTL_S: Final = 60.0
-"""The groups of an account are looked up again after this time."""
+"""Seconds for which the groups of an account are cached."""
 _NO_GROUP: Final = 65534
 _log = logging.getLogger("pliant")
 Visibility = Literal["public", "private"]
@@ -52,7 +52,7 @@ class AccountLimits(Record):
     """What one account may ask for; more is refused with one line, and is that account's problem alone."""
 
     requests_per_second: PositiveFloat = 20.0
-    """In the long run."""
+    """Requests per second in the long run."""
     burst: int = Field(default=60, ge=1)
     """Requests at once, after a pause."""
     connections: int = Field(default=16, ge=1)
@@ -60,9 +60,9 @@ class AccountLimits(Record):
     waiting_jobs: int = Field(default=1000, ge=0)
     """Jobs without GPUs, of those that it submitted."""
     request_bytes: int = Field(default=4 << 20, ge=1024)
-    """Of one request, such as a job file."""
+    """Bytes of one request, such as a job file."""
     spool_bytes: int = Field(default=32 << 20, ge=1024)
-    """Of its requests that the run has not taken up yet."""
+    """Bytes of its requests that the run has not executed yet."""
     priority: BoundedFloat | None = None
     """The most that it may give its own jobs; null: any."""
 
@@ -82,10 +82,10 @@ class Roles(Record):
     """Accounts, and groups as ``@group``, beside root."""
     teams: dict[str, TeamRoles] = Field(default_factory=dict)
     visibility: Visibility = "public"
-    """What an account sees of the jobs of others: id, user, sizes, state and times, or only counts."""
+    """Jobs of others as an account sees them: id, user, sizes, state and times, or only counts."""
     limits: AccountLimits = AccountLimits()
     limits_of: dict[str, AccountLimits] = Field(default_factory=dict)
-    """By account, instead of ``limits``."""
+    """Limits by account, instead of ``limits``."""
 
     def is_operator(self, who: Caller) -> bool:
         return who.uid == ROOT or who.is_among(self.operators)
@@ -208,7 +208,7 @@ _HIDDEN_WORD: Final = "-"
 _PUBLIC_DETAIL: Final = frozenset(
     {"origin_s", "policy", "decision_seconds", "once", "node", "reason", "user", "uid", "now", "order"}
 )
-"""What the detail of an event that is about no job says to all."""
+"""Fields of events without a job that all accounts see."""
 _PUBLIC_ORDER_DETAIL: Final = frozenset({"user", "uid", "priority", "order"})
 _T = TypeVar("_T")
 
@@ -341,7 +341,7 @@ class View:
 
 
 def with_active_jobs(log: RunLog) -> RunLog:
-    """A log that came through the door, with its ``active`` jobs again."""
+    """A log that came through the gateway, with its ``active`` jobs again."""
     log.active = {job_id: job for job_id, job in log.jobs.items() if not job.ended}
     return log
 

@@ -1,4 +1,4 @@
-"""What goes through the door of a state directory: one request a connection, a line of JSON, and its answer.
+"""Protocol of the gateway: one request a connection, a line of JSON, and its answer.
 
 The answer begins with a line: ``{"ok": true, "value": …}``, or ``{"ok": false, "exit": 2, "error": "…"}``
 with the exit code and the line that the command ends with. After ``{"ok": true, "pieces": true}`` come pieces
@@ -40,11 +40,11 @@ from pliant.tools.run.statedir.directory import ROOT, StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction
 
 REQUEST_TIMEOUT_S: Final = 10.0
-"""A request is there within this time of its connection."""
+"""Seconds from a connection to the end of its request."""
 SEND_TIMEOUT_S: Final = 30.0
-"""A reader that takes nothing for so long has left."""
+"""Send timeout; after it the client counts as gone."""
 MAX_STACKS_WAIT_S: Final = 30.0
-"""For which the workers of a job are waited for."""
+"""Maximum seconds to wait for the workers of a job."""
 _LENGTH: Final = struct.Struct(">I")
 _LAST: Final = 0xFFFFFFFF
 _VALUE: Final = b'{"ok":true,"value":'
@@ -73,9 +73,9 @@ class SubmitJobs(GatewayRequest):
 
     ask: Literal["submit"] = "submit"
     jobs: str
-    """A job file."""
+    """Text of a job file."""
     source: PlainText = "jobs"
-    """What messages call it."""
+    """Name of the text in messages."""
     numbered: bool = False
     """Give the one job, or the one array, a number where its id is in use."""
 
@@ -163,9 +163,9 @@ class WhatIfQuestion(GatewayRequest):
     counts_as: ClassVar[int] = 20
     ask: Literal["foresee"] = "foresee"
     jobs: str = ""
-    """A job file: as if these were submitted, too."""
+    """Text of a job file: jobs to add."""
     source: PlainText = "jobs"
-    """What messages call it."""
+    """Name of the text in messages."""
     add_nodes: Annotated[PlainText, Field(max_length=200)] | None = None
     remove: Annotated[tuple[PlainText, ...], Field(max_length=10_000)] = ()
     """Nodes."""
@@ -173,7 +173,7 @@ class WhatIfQuestion(GatewayRequest):
     """Jobs."""
     policy: Annotated[PlainText, Field(max_length=4096)] | None = None
     parameters: dict[str, str] = Field(default_factory=dict)
-    """Of that policy; through a door only its defaults, as one may name a file."""
+    """Parameters of that policy; other accounts get its defaults, as a parameter may name a file."""
 
 
 class ReadStacks(GatewayRequest):
@@ -246,7 +246,7 @@ def last_piece(error: PliantError | None = None) -> bytes:
 
 
 def pieces_from(file: Any) -> Iterator[bytes]:
-    """What the door passes on, piece by piece.
+    """The pieces that the gateway passes on.
 
     :raises PliantError: it ended with an error.
     :raises EOFError: it broke off.

@@ -1,4 +1,4 @@
-"""The door's own process: it listens, finds out who asks, and keeps each user's flood from the others.
+"""Process of the gateway: it listens, finds out who asks, and limits each account.
 
 It is the run's child and ends with it. The loop of the run does not share its time: requests are written to
 the spool, as any process of root's could do. Each connection has a thread and limits: requests in a time,
@@ -46,14 +46,14 @@ from pliant.tools.run.statedir.directory import StateDir
 
 BACKLOG: Final = 512
 MAX_CONNECTIONS: Final = 512
-"""Of all accounts together."""
+"""Maximum connections of all accounts."""
 REFUSAL_LOG_LIMITS: Final = AccountLimits(burst=30, requests_per_second=0.1)
-"""Lines about the refusals of one account."""
+"""Rate of log lines about refusals of one account."""
 RETRY_AFTER_S: Final = 1.0
 MAX_TRACKED_ACCOUNTS: Final = 10_000
-"""Accounts whose requests are counted at a time."""
+"""Maximum accounts whose requests are counted at a time."""
 MAX_CORE_SHARE: Final = 0.5
-"""The part of a core that the requests of one account may keep busy."""
+"""Share of a core that the requests of one account may use."""
 ACCOUNT_IDLE_S: Final = 600.0
 _log = logging.getLogger("pliant")
 
@@ -118,7 +118,7 @@ class GatewayServer:
         self._complaints = RefusalLog()
 
     def serve(self, listening: socket.socket, is_over: Callable[[float], bool]) -> None:
-        """:param is_over: waits for a connection at most that long; returns whether the door is closed."""
+        """:param is_over: waits for a connection at most that long; returns whether the gateway is closed."""
         listening.setblocking(False)
         while not is_over(1.0):
             while True:
@@ -258,7 +258,7 @@ def _pass_on(connection: socket.socket, pieces: Iterator[bytes]) -> None:
 
 
 def listen(dirs: StateDir) -> socket.socket:
-    """The socket of a state directory's door, in the place of one that an earlier run left."""
+    """The socket of the gateway, in the place of one that an earlier run left."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with gateway_address(dirs) as address:
         with suppress(FileNotFoundError):
@@ -270,7 +270,7 @@ def listen(dirs: StateDir) -> socket.socket:
 
 
 def main(state: str, roles: str = "", munge: str | None = None) -> int:
-    """Serve the door of a state directory until stdin ends; a byte on stdout says that it is open.
+    """Serve the gateway of a state directory until stdin ends; a byte on stdout says that it is open.
 
     :param munge: the socket of munged, empty for its usual one; None: only this host can ask.
     """
@@ -279,15 +279,15 @@ def main(state: str, roles: str = "", munge: str | None = None) -> int:
     os.setgroups([])
     try:
         in_force = RolesFile(Path(roles) if roles else None)
-        door = GatewayServer(RequestHandlers(dirs), in_force)
-        with closing(listen(dirs)) as listening, munge_listener(dirs, door, munge):
+        gateway = GatewayServer(RequestHandlers(dirs), in_force)
+        with closing(listen(dirs)) as listening, munge_listener(dirs, gateway, munge):
             os.write(1, b"!")
 
             def is_over(within_s: float) -> bool:
                 ready, _, _ = select.select([0, listening.fileno()], [], [], within_s)
                 return 0 in ready and not os.read(0, 1)
 
-            door.serve(listening, is_over)
+            gateway.serve(listening, is_over)
     except (PliantError, OSError) as error:
         print(error, file=sys.stderr)
         return getattr(error, "exit_code", 1)

@@ -1,4 +1,4 @@
-"""The door beside a run: a process of its own that is there while the run is, started again if it dies."""
+"""Supervisor of the gateway: a process beside the run, started again if it dies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def supervised_gateway(dirs: StateDir, roles: Path | None = None, *, munge: bool
 
     :param munge: serve the other hosts of a Slurm cluster, too.
     :raises UsageError: the directory is not root's, or others could replace it or the file of roles.
-    :raises PliantError: the door cannot be opened.
+    :raises PliantError: the gateway cannot be opened.
     """
     make_shared(dirs)
     if (why := obstacle()) is not None:
@@ -89,7 +89,7 @@ class _Supervisor:
         return process.stdout is not None and bool(process.stdout.read(1))
 
     def _keep(self) -> None:
-        """Pass on what the door says, and open it again whenever it dies."""
+        """Log what the gateway prints, and start it again whenever it dies."""
         pause_s, process = RESTART_DELAY_S, self._process
         while process is not None:
             _pass_on(process.stderr)
@@ -121,6 +121,6 @@ def munge_socket() -> str:
 
 
 def _pass_on(said: IO[bytes] | None) -> None:
-    """The door's lines, in the log of the run."""
+    """Log the lines of the gateway."""
     for line in said or ():
         _log.warning("%s", line.decode(errors="replace").rstrip("\n"))

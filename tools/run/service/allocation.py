@@ -66,9 +66,9 @@ class ChangeStep:
     event: ChangeName
     """Its name in the log; a change of the batch alone is a ``move`` to the same place."""
     before: Assignment | None
-    """None if it holds nothing."""
+    """Assignment before the step; None if the job holds nothing."""
     after: Assignment | None
-    """None if it gives up all its slots."""
+    """Assignment after the step; None if the job gives up all slots."""
 
 
 def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Allocation]:
@@ -251,7 +251,7 @@ class InPlace:
 
 
 Way = Relaunch | InPlace | None
-"""None if something has to happen first."""
+"""Way to a target; None if something has to happen first."""
 
 
 def way_to(

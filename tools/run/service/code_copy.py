@@ -54,9 +54,9 @@ MOST_BYTES: Final = 256 << 20
 """Size of one copy."""
 _FILES: Final = "files"
 _MANIFEST: Final = "manifest.json"
-"""Beside the files, written once all are there: the size and the time of the last change of each."""
+"""Name of the file that is written last: size and change time of each copied file."""
 _LEFT_S: Final = 3600.0
-"""A copy without a job that is older was left by a submission that was cut short."""
+"""Seconds after which a copy without a job is a leftover of an interrupted submission."""
 _log = logging.getLogger("pliant")
 
 

@@ -28,7 +28,7 @@ TRIED: Final = ("podman", "docker", "apptainer")
 _ELSEWHERE: Final = re.compile(
     r"image not known|No such image|Unable to find image|no such image", re.IGNORECASE
 )
-"""What a runtime says that would fetch the image first."""
+"""Messages of a runtime that would fetch the image first."""
 _LOOK: Final = (
     "import importlib.util as u, sys; "
     "print('missing', *(n for n in sys.argv[1:] if u.find_spec(n) is None), sep=' ')"

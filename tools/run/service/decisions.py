@@ -49,9 +49,9 @@ class Decided:
 
     schedule: Schedule
     seconds: float
-    """How long the policy took."""
+    """Seconds that the policy took."""
     wanted: Mapping[str, Allocation]
-    """What each job shall hold, by id, unchanged jobs included."""
+    """Allocations by job id, unchanged jobs included."""
     rejected: tuple[tuple[str, str], ...]
     """Jobs that are turned away, with the reasons."""
 
@@ -73,7 +73,7 @@ class Decisions:
         # Errors of the policy since its last answer: each is reported once.
         self._reported: set[str] = set()
 
-    def ask_at_s(self) -> float:
+    def next_decision_s(self) -> float:
         """When the policy is asked next if nothing happens."""
         session, interval_s = self.session, self.session.policy.traits.default_interval_s
         next_s = float("inf")
@@ -138,7 +138,7 @@ class Decisions:
 
     def check_hope(self) -> None:
         """:raises InfeasibleError: jobs wait, none runs or is to come, and the policy leaves them waiting."""
-        if self.idle_limit.is_reached or self.ask_at_s() == float("inf"):
+        if self.idle_limit.is_reached or self.next_decision_s() == float("inf"):
             left = sorted(self.session.in_play.values(), key=lambda job: job.arrival)
             name = self.session.policy.name
             raise InfeasibleError("; ".join(f'job "{job.id}" is left: {why_left(name, job)}' for job in left))
@@ -275,7 +275,7 @@ class Arrivals:
             asked = {job.id for request in self._spool.requests() for job in request.jobs}
             later = [self.in_utc(job) for job in self.ahead if job.id not in asked]
             if later:
-                self._spool.ask_to_run(later)
+                self._spool.request_run(later)
 
     def in_utc(self, job: Job) -> Job:
         return job.model_copy(update={"submit_time": self._origin_s + job.submit_time})

@@ -25,9 +25,9 @@ class Notice:
     """When what happens to what runs on a node, by a clock that cannot be set."""
 
     stop_s: float
-    """What is still there then saves and leaves."""
+    """Time at which what is still there saves and leaves."""
     term_s: float
-    """What has not left then gets SIGTERM."""
+    """Time at which what has not left gets SIGTERM."""
     over_s: float
     """Nothing may be there any more."""
 

@@ -17,9 +17,9 @@ _OWN_GROUP: Final = (
     "environment variable MASTER_ADDR expected",
     "initialize the default process group twice",
 )
-"""What PyTorch says if the script of an elastic job calls ``init_process_group`` itself."""
+"""Messages of PyTorch if the script of an elastic job calls ``init_process_group`` itself."""
 _NO_GROUP: Final = "Default process group has not been initialized"
-"""What it says if a group is needed before the library has connected the workers."""
+"""Message of PyTorch if a group is needed before the library has connected the workers."""
 _WHOLE: Final = "; every worker has a whole copy of the model"
 _CONNECTS: Final = (
     (r"\bfully_shard\(|_fully_shard\.py", "fully_shard", _WHOLE),
@@ -34,11 +34,11 @@ _CONNECTS: Final = (
     (r"/lightning\w*/", "Lightning's Trainer or Fabric", ": job.prepare and job.epochs take their place"),
     (r"\binit_device_mesh\(", "init_device_mesh", _WHOLE),
 )
-"""What connects workers, or needs them connected: its mark in a traceback, its name, what to do instead."""
+"""Calls that connect workers, or need them connected: mark in a traceback, name, advice."""
 _LAUNCHED: Final = re.compile(
     r"KeyError: '(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)'|environment variable \w+ expected"
 )
-"""What a script says that expects to be started by torchrun."""
+"""Messages of a script that expects torchrun."""
 _ASK_FOR_TORCHRUN: Final = 'a script on one GPU is started by python: let "command" begin with "torchrun"'
 
 
@@ -57,7 +57,7 @@ class Ending:
     began: bool = True
     """False if a part of it never ran, so that the job cannot have caused its end."""
     exit_code: int | None = None
-    """Of the unit that failed first, negative for a signal; None if it is not known."""
+    """Exit code of the unit that failed first, negative for a signal; None if not known."""
     by_itself: bool = False
     """The script failed, and nobody else ended it: where it was, it would fail again."""
     is_final: bool = False

@@ -62,13 +62,13 @@ from pliant.tools.run.statedir.failures import Faults, SlotFaults, may_pass
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
 
 STARTING_S: Final = 0.5
-"""A tick starts jobs for at most this long, since it does not look at what runs meanwhile."""
+"""Maximum seconds that a tick starts jobs, as it does not poll meanwhile."""
 NODES_S: Final = 2.0
-"""Between two looks at the nodes."""
-AGAIN_S: Final = 1.0
-"""Between two looks at an unclear job."""
+"""Seconds between two polls of the nodes."""
+RETRY_INTERVAL_S: Final = 1.0
+"""Seconds between two looks at an unreadable job."""
 UNSEEN_S: Final = 300.0
-"""For files of a job that is being killed to be readable again."""
+"""Seconds for files of a job that is being killed to become readable."""
 _UNSEEN: Final = "whether it still runs cannot be found out"
 _log = logging.getLogger("pliant")
 
@@ -106,7 +106,7 @@ class Executor:
         timeouts = timeouts or Timeouts()
         self.submitters = submitters
         self._launching = Launching(backend, dirs, timeouts, log_bytes=log_bytes, submitters=submitters)
-        self._faults = Faults(dirs.path, self.condemn)
+        self._faults = Faults(dirs.path, self.kill_later)
         self._condemned = KillList(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnreadableJobs(backend, timeouts)
         # Jobs whose units could not be looked at last: nothing is changed on what is no longer so.
@@ -365,7 +365,7 @@ class Executor:
                     reports += self._look(job_id, gang)
         return reports
 
-    def condemn(self, job_id: str, reason: str) -> None:
+    def kill_later(self, job_id: str, reason: str) -> None:
         """End a job's attempt for an error in the work for it; a tick reports its end."""
         self._condemned.add(job_id, reason)
 
@@ -468,7 +468,7 @@ class Executor:
         try:
             self._launching.start(gang, self.nodes)
         except UnreadableError as error:  # not to be tried again beside what may run
-            self.condemn(job_id, f"cannot be started: {error}")
+            self.kill_later(job_id, f"cannot be started: {error}")
             return
         with self._faults.of(job_id, tries_again=True):
             gang.statuses = self.backend.poll([gang.handle])[gang.handle]
@@ -601,7 +601,7 @@ class _Case:
     plans: Sequence[Plan]
     """Those of the attempt that can be read."""
     nodes: Collection[str]
-    """Where the job was by the log."""
+    """Nodes of the job by the log."""
     look_s: float
     reason: str = ""
     damaged: bool = False
@@ -650,7 +650,11 @@ class UnreadableJobs:
             case = self._cases[handle.job] = _Case(handle, copies(handle.files), nodes, now_s)
         if reason != case.reason:
             _log.warning("job %s is left as it is: %s", handle.job, reason)
-        case.reason, case.damaged, case.look_s = reason, isinstance(error, DamagedError), now_s + AGAIN_S
+        case.reason, case.damaged, case.look_s = (
+            reason,
+            isinstance(error, DamagedError),
+            now_s + RETRY_INTERVAL_S,
+        )
 
     def drop(self, job_id: str) -> None:
         self._cases.pop(job_id, None)

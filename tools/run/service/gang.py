@@ -43,7 +43,7 @@ _MORE_MEMORY: Final = (
 _SENT: Final[dict[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
 """The signal that each stage of a stop sends."""
 NextPlan = tuple[Plan, WorkerFailure | None]
-"""A plan that an attempt shall go on under, and the slots that it does without."""
+"""Next plan of an attempt, and the slots that it does without."""
 G = TypeVar("G", bound="Gang")
 P = ParamSpec("P")
 T = TypeVar("T")

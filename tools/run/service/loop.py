@@ -80,35 +80,35 @@ class RunOptions:
     schedule: str | None = None
     """File of the schedule; None for what the state directory goes on with, or stdin."""
     question: Question | None = None
-    """Which policy decides from now on; None for that of the schedule."""
+    """Policy that decides from now on; None for that of the schedule."""
     cluster: str | None = None
     """File of the cluster, if a run begins with a policy and without a schedule."""
     profile: str | None = None
     """File of the profile, likewise; None for speeds in proportion to the GPUs."""
     backend: str | None = None
-    """None for what the cluster says."""
+    """Backend; None for that of the cluster."""
     preemptible: Preemptible | None = None
     """Whose GPUs policies may take; None for what the cluster says."""
     wait_s: float = 0.0
-    """How long to wait for a state directory that another process writes to."""
+    """Seconds to wait for a state directory that another process writes to."""
     restored: bool = False
     """The user says that no job runs any more in the directory that this is a copy of."""
     shared: bool = False
     """Several accounts submit jobs, which run as these; then root has to run it."""
     allow_root_jobs: bool = False
-    """In a shared run root's jobs are refused otherwise."""
+    """True to start jobs of root in a shared run."""
     limits: ProcessLimits = field(default_factory=ProcessLimits)
-    """What the jobs of one account may take in a shared run."""
+    """Limits of the jobs of one account in a shared run."""
     retries: int = RETRIES
     timeouts: Timeouts = field(default_factory=Timeouts)
     log_bytes: int | None = None
-    """Most bytes of each output file of a worker that stay on disk; None for the supervisor's default."""
+    """Maximum bytes on disk of each output file of a worker; None for the default."""
     beside: Callable[[StateDir], AbstractContextManager[None]] | None = None
     """Entered once the directory is this run's, and left with it."""
     sinks: tuple[Sink, ...] = ()
-    """They get every event as it is written; unless the run follows, past events first."""
+    """Sinks of every event as it is written; unless the run follows, past events first."""
     sinks_of_news: tuple[Sink, ...] = ()
-    """They never get past events."""
+    """Sinks that never get past events."""
     metrics: Path | None = None
     """File for the operator's monitoring."""
 
@@ -120,9 +120,9 @@ def free_state_name(folder: Path) -> Path:
 
 
 LIMITS_LOOK_S: Final = 0.5
-"""Between two looks at the limits of jobs."""
+"""Seconds between two checks of the limits of jobs."""
 SHRUNK_S: Final = 3600.0
-"""How long an idle job keeps its smallest size."""
+"""Seconds for which an idle job keeps its smallest size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Loop:
         happened |= self._poll_requests(self.clock())
         if self.session.hidden.unsatisfiable:
             self._cancel_unsatisfiable()
-        if happened or self._now() >= self._decisions.ask_at_s():
+        if happened or self._now() >= self._decisions.next_decision_s():
             self._decide(self._decisions)
             self._count_idle()
         if self._idle:
@@ -446,7 +446,7 @@ class Loop:
         self._given_up.clear()
         for job_id, reason in given_up.items():
             if job_id in self.executor.gangs:
-                self.executor.condemn(job_id, reason)
+                self.executor.kill_later(job_id, reason)
                 if self._decisions is not None and job_id not in self.session.jobs:  # nobody starts it again
                     self._given_up[job_id] = reason
                 continue

@@ -18,17 +18,23 @@ from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import generation_of, read_plan_of, read_reached
 from pliant.tools.run.statedir.contract.as_user import own_files
 from pliant.tools.run.statedir.contract.folders import AttemptDir, FolderCache
-from pliant.tools.run.statedir.contract.liveness import BEAT_S, Heartbeats, Life, LivenessProbe, last_beat
+from pliant.tools.run.statedir.contract.liveness import (
+    HEARTBEAT_S,
+    Heartbeats,
+    Life,
+    LivenessProbe,
+    last_beat,
+)
 from pliant.tools.run.statedir.contract.plan import Plan, WorkerOutcome
 
 Stage = Literal["abort", "term", "kill"]
-"""Of a stop: the plan says so, then SIGTERM, then SIGKILL."""
-LOOK_S: Final = 1.0
-"""Between two looks at which units have nothing to do."""
+"""Stages of a stop: the plan asks, then SIGTERM, then SIGKILL."""
+POLL_INTERVAL_S: Final = 1.0
+"""Seconds between two checks for idle units."""
 YOUNG_S: Final = 5.0
-"""A worker that trained for less than this has died young."""
+"""Seconds of training below which a worker died young."""
 TOO_MANY: Final = 5
-"""After this many young deaths in a row the slot gets no worker for a while."""
+"""Young deaths in a row after which a slot gets no worker for a while."""
 
 
 class GangMembers:
@@ -37,9 +43,9 @@ class GangMembers:
     def __init__(self, files: AttemptDir, plan: Plan) -> None:
         self._files = files
         self._slots: dict[int, Slot] = {}
-        self._presences: dict[int, str] = {}
+        self._worker_files: dict[int, str] = {}
         self._supervisors: dict[int, str] = {}
-        self._sightings: dict[int, LivenessProbe] = {}
+        self._probes: dict[int, LivenessProbe] = {}
         self._beats, self._supervisor_beats = Heartbeats(), Heartbeats()
         self._silent = frozenset[int]()
         # When silent workers were last found so.
@@ -65,9 +71,9 @@ class GangMembers:
         self._plans[plan.generation] = plan
         for worker, member in zip(plan.workers, plan.members, strict=True):
             self._slots[worker] = Slot.parse(member.slot)
-            if worker not in self._presences:
+            if worker not in self._worker_files:
                 path = self._files.presence(worker)
-                self._presences[worker], self._sightings[worker] = str(path), LivenessProbe(path)
+                self._worker_files[worker], self._probes[worker] = str(path), LivenessProbe(path)
                 self._supervisors[worker] = str(self._files.supervisor(worker))
 
     def look(self) -> None:
@@ -163,7 +169,7 @@ class GangMembers:
         return self._slots[worker]
 
     def life(self, worker: int) -> Life:
-        return self._sightings[worker].life()
+        return self._probes[worker].life()
 
     def proven(self, workers: Iterable[int], age_s: float) -> set[Slot]:
         """Slots of workers that ran this long after their generation had begun to train."""
@@ -180,16 +186,16 @@ class GangMembers:
     def listen(self, now_s: float, timeouts: Timeouts) -> frozenset[int]:
         """Workers newly found silent: for too long they have not shown that they run.
 
-        They show it once in :data:`BEAT_S`, so it looks no more often. On a dead host the supervisor of the
-        worker's unit is silent, too; then a shorter time is enough. If a kill does nothing, a worker is
+        They show it once in :data:`HEARTBEAT_S`, so it looks no more often. On a dead host the supervisor of
+        the worker's unit is silent, too; then a shorter time is enough. If a kill does nothing, a worker is
         found again after that time.
         """
-        if 0 <= now_s - self._looked_s < BEAT_S:
+        if 0 <= now_s - self._looked_s < HEARTBEAT_S:
             return frozenset()
         self._looked_s = now_s
         needed = self._needed()
-        self._beats.look((self._presences[worker] for worker in needed), now_s)
-        quiet = [worker for worker in needed if self._beats.silence_s(self._presences[worker], 0.0)]
+        self._beats.look((self._worker_files[worker] for worker in needed), now_s)
+        quiet = [worker for worker in needed if self._beats.silence_s(self._worker_files[worker], 0.0)]
         self._supervisor_beats.look([self._supervisors[worker] for worker in quiet], now_s)
         self._silent = frozenset(worker for worker in needed if self._is_silent(worker, timeouts))
         last_s = {worker: self._found_s.get(worker, float("-inf")) for worker in self._silent}
@@ -201,13 +207,13 @@ class GangMembers:
         """Whether a worker's last beat is long ago, but it was not watched for long enough since."""
         limit_s = timeouts.dead_s
         return any(
-            self._beats.in_doubt(self._presences[worker], limit_s)
+            self._beats.in_doubt(self._worker_files[worker], limit_s)
             or self._supervisor_beats.in_doubt(self._supervisors[worker], limit_s)
             for worker in self._needed()
         )
 
     def _is_silent(self, worker: int, timeouts: Timeouts) -> bool:
-        silence_s = self._beats.silence_s(self._presences[worker], timeouts.silent_s)
+        silence_s = self._beats.silence_s(self._worker_files[worker], timeouts.silent_s)
         if silence_s < min(timeouts.dead_s, timeouts.silent_s) or self.life(worker) != "alive":
             return False
         supervisor_s = self._supervisor_beats.silence_s(self._supervisors[worker], timeouts.dead_s)
@@ -215,7 +221,7 @@ class GangMembers:
 
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
         """Units that have been idle for longer than they may, each once in that time."""
-        if 0 <= now_s - self._counted_s < LOOK_S:
+        if 0 <= now_s - self._counted_s < POLL_INTERVAL_S:
             return []
         self._counted_s, limits = now_s, limits_s()
         self._idle_since_s = {unit: self._idle_since_s.get(unit, now_s) for unit in limits}
@@ -319,15 +325,15 @@ class Timeouts:
     term_s: float = 30.0
     kill_s: float = 5.0
     broken_s: float = 5.0
-    """Before SIGTERM to the rest of a gang that only waits for a lost worker."""
+    """Seconds before SIGTERM to the rest of a gang that waits for a lost worker."""
     silent_s: float = 30.0
-    """For a worker to show that it runs, before it is killed; the script may hold the interpreter long."""
+    """Seconds without a heartbeat before a worker is killed; scripts may block the interpreter."""
     dead_s: float = 10.0
-    """For a worker and the supervisor of its unit, before their host counts as dead."""
+    """Seconds without heartbeats of worker and supervisor before their host counts as dead."""
     exit_s: float = 10.0
-    """For a launcher to end after its worker has."""
+    """Seconds for a launcher to end after its worker."""
     linger_s: float = 300.0
-    """For a worker to end after it has written its outcome."""
+    """Seconds for a worker to end after it has written its outcome."""
 
     def to_end(self) -> float:
         return self.abort_s + self.term_s + self.kill_s

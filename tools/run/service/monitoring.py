@@ -25,9 +25,9 @@ from pliant.tools.schedule.session.quarantine import node_of
 EVERY_S: Final = 60.0
 """The file is never older than this while a run turns."""
 LEAST_S: Final = 1.0
-"""Between two writes for decisions."""
+"""Seconds between two writes for decisions."""
 STATES: Final = ("held", "free", "drained", "down", "left_out")
-"""Of GPUs: each is in one of them."""
+"""States of GPUs; each is in one of them."""
 TeamOf = Callable[[Job], str | None]
 """The team that a job counts for. Returns None if it is in none."""
 Labels = Mapping[str, str]

@@ -12,7 +12,7 @@ from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.commands import by_torchrun, groups_of
 from pliant.tools.run.service.gang import Gang, NextPlan, as_its_user
-from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile, ask_to_stop, write_progress
+from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile, request_stop, write_progress
 from pliant.tools.run.statedir.log.worker_reports import ScriptReports
 
 
@@ -72,7 +72,7 @@ class RigidGang(Gang):
     def _ask_to_leave(self) -> bool:
         newest = self.progress.newest or ProgressFile(self.files.progress).fresh()
         if self._script.watches_stop(newest):
-            ask_to_stop(self.handle.files.stop)
+            request_stop(self.handle.files.stop)
             return True
         return self.handle.files.progress.exists()
 

@@ -20,7 +20,7 @@ from pliant.schemas.text import span_text
 from pliant.tools.run.statedir.contract.plan import Plan, Progress
 
 IDLE_LOOK_S: Final = 10.0
-"""Between two looks at what jobs use."""
+"""Seconds between two checks of what jobs use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class IdleJob:
     used: float
     """Part of its slots that it used, over the last minute."""
     for_s: float
-    """How long it has been below the limit; 0 if it is no longer."""
+    """Seconds below the limit; 0 if it is no longer."""
 
     @property
     def words(self) -> str:
@@ -93,7 +93,7 @@ class IdleWatch:
 
 
 STRAGGLERS_LOOK_S: Final = 5.0
-"""Between two looks at what workers report."""
+"""Seconds between two checks of what workers report."""
 _ALIKE: Final = 10
 """Shares of this many samples differ by a tenth at most, as they differ by one sample."""
 
@@ -107,12 +107,12 @@ class Straggler:
     times: float
     """Its time over that of its peers, or over what it took before."""
     own_s: float
-    """Of a step."""
+    """Seconds of a step without waiting."""
     past_s: float
     """The least that the same worker took."""
     has_peers: bool
     for_s: float
-    """How long it has been slow; 0 if it is no longer."""
+    """Seconds for which it has been slow; 0 if it is no longer."""
 
     @property
     def words(self) -> str:
@@ -131,7 +131,7 @@ class StepParts(NamedTuple):
     share: int
     """Samples of a worker; what was measured with another share tells nothing."""
     own_s: Mapping[str, float]
-    """By slot."""
+    """Seconds of a step without waiting, by slot."""
 
     @classmethod
     def of(cls, plan: Plan, progress: Progress) -> StepParts | None:

@@ -40,10 +40,10 @@ from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.plugins import Plugins
 
 PORT: Final = 29500
-"""Stands for the free port that a job on several nodes gets when it starts."""
+"""Placeholder of the free port that a job on several nodes gets when it starts."""
 POLL_S: Final = 0.1
 GRACE_S: Final = 60.0
-"""After the last stage of a stop, for processes that hang in the system and survive SIGKILL."""
+"""Seconds after the last stage of a stop for processes that survive SIGKILL."""
 _CAUGHT: Final = (signal.SIGINT, signal.SIGTERM)
 _log = logging.getLogger("pliant")
 Body = Callable[[Callable[[], None]], int]
@@ -344,7 +344,7 @@ class Started:
     failed: int | None = None
     """Exit code of one that ended before all was well."""
     said: str = ""
-    """What the failed process said."""
+    """Output of the failed process."""
 
 
 RESERVED_BYTES: Final = 1 << 16

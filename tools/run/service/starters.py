@@ -45,7 +45,7 @@ _OF_WINDOWS: Final = {
     re.compile(rb"\A[^\0]*\r\n\Z"): "its lines end as on Windows, which sed -i 's/\\r$//'",
     re.compile(rb"\A" + BOM): "begins with a byte order mark, which sed -i '1s/^\\xEF\\xBB\\xBF//'",
 }
-"""What a first line of a script may be, so that it cannot be run."""
+"""First lines of scripts that cannot run."""
 _LAUNCHERS: Final = frozenset(
     {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 )
@@ -70,7 +70,7 @@ class _Source(NamedTuple):
     name: str
     code: str
     folders: tuple[Path, ...]
-    """Where it finds modules of its own."""
+    """Folders of its own modules."""
 
 
 def settled(job: Job) -> tuple[Job, str]:
@@ -285,7 +285,7 @@ class _Sign(NamedTuple):
 
     words: str
     own: bool = False
-    """It starts its workers itself."""
+    """True if it starts its workers itself."""
 
 
 @lru_cache(maxsize=16)

@@ -36,7 +36,7 @@ from pliant.tools.run.statedir.state import is_of, newest_by_name, no_such_job
 from pliant.tools.schedule.registry import policy_class
 
 _ACCOUNTS_S: Final = 5.0
-"""For Slurm's database to say which accounts a user has."""
+"""Response timeout of Slurm's database for the accounts of a user."""
 
 
 class Submitted(NamedTuple):
@@ -108,7 +108,7 @@ def submit(
         try:
             if hidden:
                 _hide(dirs, listed, hidden)
-            spool.ask_to_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
+            spool.request_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
         except BaseException:
             for job in listed if hidden else ():
                 forget_secrets(dirs, job.id)
@@ -313,7 +313,7 @@ def cancel(
             for job_id in spool.withdraw(job_ids):
                 forget_secrets(dirs, job_id)
         if not all(is_asked.get(job_id) for job_id in job_ids):
-            spool.ask_to_cancel(job_ids, _uid(dirs, by))
+            spool.request_cancel(job_ids, _uid(dirs, by))
 
 
 def known_ids(dirs: StateDir, spool: Spool, view: LogView | None = None) -> set[str]:

@@ -60,15 +60,15 @@ def account_name(uid: int) -> str:
 
 SCHEMA: Final = "pliant.state/1"
 FORMAT: Final = 2
-"""To be raised when a directory may hold what the pliant before would misunderstand."""
+"""Format number; raised when a directory may hold what the pliant before would misread."""
 _UNUSABLE: Final = "cannot be used as state directory"
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
 _WAY_IN: Final = stat.S_IXGRP | stat.S_IXOTH
-"""By these, others pass through the folders of a shared run that they may; they cannot list them."""
+"""Mode bits with which others pass through folders of a shared run and cannot list them."""
 ROOT: Final = 0
 _GLANCE_S: Final = 0.25
-"""A lock that is held is tried for this long: the holder may be a process that only looks."""
+"""Seconds to try a held lock; its holder may be a process that only reads."""
 _RETRY_S: Final = 0.05
 _log = logging.getLogger("pliant")
 
@@ -79,7 +79,7 @@ class StateDir(Folder):
     events = Inside("events.jsonl")
     """The log that all state is folded from."""
     snapshot = Inside("snapshot.jsonl")
-    """What the log folds to, up to a place in it; can be made again."""
+    """State of the log up to a place in it; can be rebuilt."""
     cluster = Inside("cluster.json")
     """The cluster in use."""
     profile = Inside("profile.parquet")
@@ -87,7 +87,7 @@ class StateDir(Folder):
     schedule = Inside("schedule.json")
     """The schedule applied last."""
     version = Inside("version.json")
-    """In which format the directory is."""
+    """Format of the directory."""
     lock = Inside("lock")
     """``flock``-ed by the one writer."""
     run_log = Inside("run.log")
@@ -101,7 +101,7 @@ class StateDir(Folder):
     kept = Inside(KEPT)
     """The launcher's own files of each job, if several accounts share the run: else they are with the job."""
     door = Inside("door")
-    """Where other accounts ask, if they share the run."""
+    """Folder of the gateway, if accounts share the run."""
 
     @property
     def is_shared(self) -> bool:
@@ -186,7 +186,7 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
 
 
 def make_shared(dirs: StateDir) -> None:
-    """Let several accounts reach the door of a state directory of root's, in which no job has run yet.
+    """Let several accounts reach the gateway of a state directory of root's, in which no job has run yet.
 
     :raises UsageError: this user is not root, jobs have run there, or others cannot reach it or could put
         another one in its place.
@@ -321,8 +321,8 @@ class Home:
     host: str
     path: str
     inodes: list[int]
-    """Of the directory and the folder of its jobs: a move on one file system keeps both, and so does a
-    snapshot of all of it; any other copy keeps neither."""
+    """Inodes of the directory and of the folder of its jobs. A move on one file system and a snapshot
+    of the whole keep both; any other copy keeps neither."""
 
     @classmethod
     def of(cls, dirs: StateDir) -> Home:

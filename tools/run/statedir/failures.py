@@ -111,23 +111,23 @@ def may_pass(error: Exception) -> bool:
 
 
 SHARE: Final = 0.01
-"""Of the work; that much between two failures is progress."""
+"""Share of the work that counts as progress between two failures."""
 CHECKPOINT_S: Final = 60.0
 """Seconds between checkpoints if the job does not say."""
 LONGEST_WAIT_S: Final = 300.0
 """The longest wait before a retry."""
 WINDOW_S: Final = 3600.0
 MOST: Final = 5
-"""This multiple of the failures that are allowed in a row is allowed within :data:`WINDOW_S`."""
+"""Failures allowed within :data:`WINDOW_S`, as a multiple of those allowed in a row."""
 BELIEVED: Final = 3
 """Attempts in a row whose place was taken away; further ones count as failed."""
 FIRST_S: Final = 60.0
 LONGEST_SUSPICION_S: Final = 3600.0
 SICK: Final = 3
-"""A slot on which new workers of this many jobs died is left out until an operator resumes its node."""
+"""Jobs whose new workers died on a slot, after which it waits for an operator's resume."""
 UNTIL_RESUMED_S: Final = 10 * 365 * 86400.0
 SLOTS: Final = 3
-"""After deaths on this many different slots in a row the job is at fault."""
+"""Different slots in a row with deaths, after which the job is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class FailureRecord:
     """
 
     failures: int
-    """In a row, this one included."""
+    """Failures in a row, this one included."""
     recent: int
     """Within :data:`WINDOW_S`, this one included."""
 
@@ -165,14 +165,14 @@ class Fault:
     at_samples: float = 0.0
     """Samples trained, as it last reported."""
     within: float | None = None
-    """By how many samples that may be too few; None if the script does not say what it has done."""
+    """Samples by which that may be too few; None if the script does not report."""
 
 
 _VARIES: Final = re.compile(
     r"^rank \d+ |\b0x[0-9a-fA-F]+|(?<=attempts/)\d+|\bp(rocess|id)[ =]\d+"
     r"|\b\d{4}-\d\d-\d\d|\b\d\d:\d\d(:\d\d)?([.,]\d+)?"
 )
-"""What differs between two failures of the same kind: ranks, addresses, attempts, processes, times."""
+"""Parts that differ between failures of one kind: ranks, addresses, attempts, processes, times."""
 
 
 def is_alike(reason: str, other: str) -> bool:
@@ -211,9 +211,9 @@ class QuarantineRule:
     """What follows from a death."""
 
     seconds: float
-    """For how long the slot is withheld."""
+    """Seconds for which the slot is in quarantine."""
     for_all: bool
-    """From all jobs, not from that job alone."""
+    """True if it holds for all jobs, not for that job alone."""
     jobs: int = field(default=1, compare=False)
     """Whose workers have died there, since one last trained there for long enough."""
 
@@ -237,7 +237,7 @@ class SlotFaults:
     slots: dict[str, dict[str, int]] = field(default_factory=dict)
     """Deaths by slot and job, since a worker last trained there for long enough."""
     jobs: dict[str, list[str]] = field(default_factory=dict)
-    """By job: the slots that its new workers died on, since one of them last trained for long enough."""
+    """Slots by job on which its new workers died, since one last trained for long enough."""
 
     def died(self, job_id: str, slot: str) -> None:
         by_job = self.slots.setdefault(slot, {})

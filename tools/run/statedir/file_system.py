@@ -29,11 +29,11 @@ class Probed:
     """What writing showed."""
 
     sync_s: float
-    """To force a small write to disk: the median of a few."""
+    """Seconds of a small synced write, the median of a few."""
     locks: bool
     """Whether a second opening of a file sees the lock of the first."""
     skew_s: float
-    """By how much the file system's clock is ahead of this machine's; 0 if they may be equal."""
+    """Seconds by which the file system's clock is ahead; 0 if they may be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Mount:
     """Where a folder is mounted."""
 
     kind: str
-    """Of its file system; empty if unknown."""
+    """Kind of its file system; empty if unknown."""
     options: frozenset[str] = frozenset()
 
 

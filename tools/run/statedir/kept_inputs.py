@@ -32,7 +32,7 @@ class Difference(NamedTuple):
     """One place where two files differ."""
 
     path: Place
-    """In the file that is named now, or where it would be."""
+    """JSON path in the file that is named now."""
     words: str
 
 

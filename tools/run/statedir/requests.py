@@ -77,7 +77,7 @@ _ORDER: Final = ".order.json"
 _UID: Final = ".uid"
 _ENDINGS: Final = (_JOBS, _CANCEL, _ORDER)
 AT_ONCE_S: Final = 0.1
-"""Times of files lag a little behind the clock."""
+"""Seconds by which times of files may lag behind the clock."""
 _IDS: Final = TypeAdapter(tuple[str, ...])
 _log = logging.getLogger("pliant")
 
@@ -98,11 +98,11 @@ class Order(Record):
     priority: BoundedFloat | None = None
     """The new one, of ``priority``."""
     changes: Changes | None = None
-    """What is to change, of ``update``."""
+    """Changes of ``update``."""
     from_start: bool = False
     """Whether it forgets its checkpoints, of ``requeue``."""
     reason: PlainText = ""
-    """Why, of ``drain``."""
+    """Reason of ``drain``."""
     now: bool = False
     """Jobs leave the node at the next decision, of ``drain``."""
     within_s: PositiveFloat | None = None
@@ -213,11 +213,11 @@ class Request:
     """Ids of jobs to end."""
     order: Order | None = None
     asked_s: float = 0.0
-    """When it was written, by the clock of that time."""
+    """Time of writing, by the clock of that time."""
     uid: int | None = None
     """The account that asked, where several share the run."""
     seen_s: float = field(default_factory=time.monotonic)
-    """When this process first saw it, by a clock that cannot be set."""
+    """Time at which this process first saw it, by a clock that cannot be set."""
 
     def is_due(self, job: Job, now_s: float) -> bool:
         """Whether a job of it has arrived: at its time of day, or once this process has waited for as long
@@ -327,12 +327,12 @@ class Spool:
         finally:
             os.close(descriptor)
 
-    def ask_to_run(self, jobs: Iterable[Job], uid: int | None = None) -> None:
+    def request_run(self, jobs: Iterable[Job], uid: int | None = None) -> None:
         """Write a submission; on disk when this returns. Call it while :meth:`locked`."""
         write_jobs(jobs, self._next(f".{time.time_ns()}{_by(uid)}{_JOBS}"), mode=PRIVATE)
         sync_folder(self._folder.parent)
 
-    def ask_to_cancel(self, job_ids: Iterable[str], uid: int | None = None) -> None:
+    def request_cancel(self, job_ids: Iterable[str], uid: int | None = None) -> None:
         """Write a cancellation; on disk when this returns. Call it while :meth:`locked`."""
         atomic_write(
             self._next(f"{_by(uid)}{_CANCEL}"), json.dumps(sorted(job_ids)).encode() + b"\n", mode=PRIVATE

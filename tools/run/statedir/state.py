@@ -44,7 +44,7 @@ from pliant.tools.run.statedir.log.worker_reports import with_progress
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 SLEW: Final = 0.5
-"""Speed of a clock that is ahead of the system's, until that has caught up."""
+"""Speed of a clock that is ahead of the system's, until the system has caught up."""
 
 
 class Clock:

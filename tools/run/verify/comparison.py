@@ -23,7 +23,7 @@ ASPECTS: Final = (SAMPLES, ORDER, WEIGHTS, RATES, LOSS)
 _RATE: Final = 1e-9
 """Relative difference of learning rates that is rounding."""
 _SMALL: Final = 1e-3
-"""A tensor is measured by its own largest value, or by this part of the largest of all."""
+"""Share of the largest value of all tensors that is the least scale of one."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Comparison:
 
     name: str
     error: str = ""
-    """Why there is nothing to compare."""
+    """Reason that there is nothing to compare."""
     aspects: Mapping[str, Aspect] = field(default_factory=dict)
     """Those of :data:`ASPECTS`."""
     first_loss: bool = True
@@ -114,7 +114,7 @@ class Comparison:
     draws: bool = False
     """The loop body draws random numbers."""
     warnings: tuple[str, ...] = ()
-    """Of the library."""
+    """Warnings of the library."""
 
     @property
     def kept(self) -> bool:

@@ -101,7 +101,7 @@ _LOOKS: Final = {
         "what-must-be-registered",
     ),
 }
-"""By what differences look like: a likely cause, and the section of the library's page about it."""
+"""Likely causes by the look of differences, with the section of the library's page."""
 
 
 def page(found: Verified, width: int | None) -> str:

@@ -41,7 +41,7 @@ _NODE: Final = "here"
 _SLOTS: Final = 2
 _LOOK_S: Final = 0.05
 PAUSE_S: Final = 0.12
-"""After each step of a run with changes: workers vote at each step then."""
+"""Seconds of pause after each step of a run with changes."""
 
 
 def places_of(steps: int) -> Places:
@@ -104,11 +104,11 @@ class Trial:
     deadline_s: float
     limit_s: float
     warnings: list[str] = field(default_factory=list)
-    """What the library said of the script."""
+    """Warnings of the library about the script."""
     stopped: bool = False
     """An attempt has saved and left."""
     loses: bool = False
-    """A worker is killed, which on GPUs ends the attempt: it is launched again."""
+    """True if a worker is killed, which on GPUs ends the attempt."""
 
     @property
     def gang(self) -> Gang:

@@ -50,7 +50,7 @@ _ALONE_S: Final = 600.0
 """Longest time of a plain process."""
 _LIMIT_S: Final = 60.0
 _TIMES_ALONE: Final = 20.0
-"""A run may take this many times as long as the plain process, and :data:`_LIMIT_S`."""
+"""Time limit of a run as a multiple of the plain process, beside :data:`_LIMIT_S`."""
 REPEATED: Final = "one process, again"
 
 
@@ -89,7 +89,7 @@ class Part:
     """How much of a training is run, and where."""
 
     samples: int | None = None
-    """Of an epoch; None: those of six steps."""
+    """Samples of an epoch; None for those of six steps."""
     limit_s: float | None = None
     """Longest time of a run. Default: by that of the plain process."""
     slots: Slots = "cpu"
@@ -105,7 +105,7 @@ class Verified:
     double: bool
     tolerance: float
     runs: Sequence[Comparison]
-    """That of the second plain process first; it alone if the two differ."""
+    """Results of runs; the second plain process first, and alone if the two differ."""
 
     @property
     def kept(self) -> bool:

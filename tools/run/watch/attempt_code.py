@@ -41,19 +41,19 @@ class CodeRecord(Record):
     driver: str | None = None
     """Version of the NVIDIA driver."""
     image: str | None = None
-    """That of its container, whose Python and torch are not known."""
+    """Image of its container, whose Python and torch are not known."""
     folder: str | None = None
     """Root of the repository, or the folder that the job starts in; None: not known."""
     commit: str | None = None
-    """None: there is none."""
+    """Commit; None without one."""
     changes: str = ""
-    """A hash of what is not committed, or of all code in a folder without git; empty if there is nothing."""
+    """Hash of uncommitted code, or of all code in a folder without git; empty for none."""
     files: dict[str, str] = Field(default_factory=dict)
-    """A hash of each file that is not as it was committed; of very many only the first ones."""
+    """Hashes of files that differ from the commit; at most the first ones."""
     snapshot: bool = False
     """Whether it is a copy, made at the submission."""
     reason: str = ""
-    """Why there is no commit."""
+    """Reason that there is no commit."""
 
     @property
     def text(self) -> str:

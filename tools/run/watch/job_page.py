@@ -125,7 +125,7 @@ class Happened:
     policy_says: str
     gpus: int | None
     workers: int = 0
-    """How many were lost or replaced."""
+    """Number of workers lost or replaced."""
 
 
 def history(dirs: StateDir, job_id: str, *, shown: Shown | None = None) -> list[Happened]:
@@ -544,7 +544,7 @@ class Waiting:
     """What a waiting job waits for."""
 
     needs_gpus: int
-    """What the policy wants to give it, or the fewest that it can run on."""
+    """GPUs that the policy plans for it, or the fewest that it can run on."""
     total_gpus: int
     free_gpus: int
     """Without a job, and on nodes in service."""

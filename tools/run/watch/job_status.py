@@ -48,9 +48,9 @@ class JobStatus:
     policy_says: str = ""
     expected: StartPrediction = field(default=_NOTHING)
     limit_s: float = inf
-    """When a limit of its own ends it at the latest, as it is now."""
+    """Latest end by a limit of the job."""
     reserved: tuple[Reserved, ...] = ()
-    """What it is to hold from now on, if the policy plans that."""
+    """Planned allocations from now on, if the policy plans ahead."""
     team: str = ""
     """Empty: of no team."""
 
@@ -120,7 +120,7 @@ class JobFilter:
     states: frozenset[str] = frozenset()
     teams: frozenset[str] = frozenset()
     patterns: frozenset[str] = frozenset()
-    """Of ids, as shells have them: ``sweep-*``."""
+    """Patterns of ids, as in a shell: ``sweep-*``."""
     ended_after_s: float = -inf
     """Jobs that ended earlier (UTC) are left out."""
 

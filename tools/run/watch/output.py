@@ -31,10 +31,10 @@ from pliant.tools.run.watch.status import Watcher
 
 PIECE: Final = 1 << 20
 MOST_REPORTS: Final = 20_000
-"""Of a job that are passed on to tell its cost from: a few MiB."""
+"""Maximum reports of a job that are passed on for its cost: a few MiB."""
 _THIN: Final = frozenset({Progressed.name, EpochEnded.name})
 Shown = Callable[[Event], Event | None]
-"""What a reader sees of an event; None if it sees nothing of it."""
+"""Filter of events for a reader; it returns None for a hidden event."""
 _POLL_S: Final = 0.5
 _log = logging.getLogger("pliant")
 

@@ -106,7 +106,7 @@ class JobCell:
 
     text: Callable[[JobStatus, float], str]
     value: Callable[[JobStatus], _Value]
-    """None if it is unknown; times are UTC seconds."""
+    """Value of a cell; None if unknown; times are UTC seconds."""
     is_time: bool = False
 
 
@@ -133,7 +133,7 @@ CELLS: Final[Mapping[str, JobCell]] = {
     "until": JobCell(until, _ends_s, is_time=True),
     "why": JobCell(lambda job, _now_s: why(job), lambda job: job.why or None),
 }
-"""By the name that ``--columns`` and ``--sort`` take."""
+"""Cells by the name that ``--columns`` and ``--sort`` take."""
 
 
 def _usual_columns(jobs: Iterable[JobStatus]) -> list[str]:

@@ -59,14 +59,14 @@ from pliant.tools.schedule.session.quarantine import node_of
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
 
-AHEAD_S: Final = 5.0
-"""After this time a watcher predicts again even if it has seen nothing new: speeds change."""
-WITHIN_S: Final = 1.0
-"""What a prediction may take; starts not found by then are not shown."""
-AHEAD_OF_CLOCK_S: Final = 5.0
-"""If the log is further ahead of the clock, the clock was set back."""
-CLOCKS_S: Final = 1.0
-"""How far the time of a file may lie before that of an earlier log entry."""
+PREDICTION_INTERVAL_S: Final = 5.0
+"""Seconds after which a watcher predicts again without news, as speeds change."""
+TIME_LIMIT_S: Final = 1.0
+"""Time limit of a prediction; later starts are not shown."""
+MAX_LOG_LEAD_S: Final = 5.0
+"""Seconds by which the log may be ahead of the clock before the clock counts as set back."""
+CLOCK_TOLERANCE_S: Final = 1.0
+"""Seconds by which the time of a file may precede an earlier log entry."""
 _log = logging.getLogger("pliant")
 
 
@@ -75,7 +75,7 @@ class Hidden(NamedTuple):
 
     running: int = 0
     gpus: int = 0
-    """That they hold."""
+    """GPUs that they hold."""
     waiting: int = 0
 
     @property
@@ -95,29 +95,29 @@ class Status:
 
     log: RunLog
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """What the policy last said about each job."""
+    """Last reason of the policy for each job."""
     submitted: tuple[tuple[Job, float], ...] = ()
     """Jobs that no run has taken up yet, with their submission times by the system's clock."""
     cancelled: frozenset[str] = frozenset()
     holder: int | None = None
     outlook: Mapping[str, StartPrediction] | None = None
-    """When jobs start and end; None if no prediction was made."""
+    """Predicted starts and ends; None if no prediction was made."""
     ordered: Mapping[str, Order] = field(default_factory=dict)
     """The newest order by job, or by "node NAME", that no run has executed yet."""
     reserved: Mapping[str, tuple[Reserved, ...]] = field(default_factory=dict)
-    """What jobs are to hold later, if the policy plans that; times are UTC."""
+    """Planned later allocations, if the policy plans ahead; times are UTC."""
     launched: frozenset[str] = frozenset()
     """Running jobs whose scripts may never report, as they need not use the library."""
     over: frozenset[str] = frozenset()
     """Running jobs whose processes have all ended, which no run has recorded yet."""
     teams: tuple[TeamStanding, ...] = ()
-    """How teams stood after the last decision, where they share the cluster."""
+    """Standing of teams after the last decision, where they share the cluster."""
     closed_gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs on which no job runs, by node, of nodes that are drained or down; without full nodes, unless no
     node is in service.
     """
     hidden: Hidden = field(default_factory=Hidden)
-    """What others keep to themselves in a shared run."""
+    """Counts of others' private jobs in a shared run."""
 
 
 class Watcher:
@@ -180,7 +180,7 @@ class Watcher:
         log, began_s = self._view.log, time.monotonic()
         seen = (log.last_s, len(requests), None if schedule is None else schedule.time)
         since_s, known = self._looked_ahead
-        if seen != known or began_s - since_s >= AHEAD_S:
+        if seen != known or began_s - since_s >= PREDICTION_INTERVAL_S:
             now_s = max(time.time(), log.last_s)
             self._outlook = outlook(self._view, self.dirs, schedule, requests, now_s)
             self._looked_ahead = (began_s, seen)
@@ -253,7 +253,7 @@ def _newest_attempt(folder: JobDir, job: JobLog) -> Handle | None:
         since_launch_s = attempt.launch.stat().st_mtime - job.launched_s
     except OSError:
         return None
-    is_new = number > job.over_attempt and since_launch_s >= -CLOCKS_S
+    is_new = number > job.over_attempt and since_launch_s >= -CLOCK_TOLERANCE_S
     return Handle.of(folder, number) if is_new else None
 
 
@@ -328,7 +328,7 @@ def _drained(log: RunLog, name: str, drain: Drain, now_s: float) -> str:
 def clock_line(status: Status, now_s: float) -> str:
     """What it means that the log is ahead of this machine's clock, ``now_s``; empty if it is not."""
     ahead_s = status.log.last_s - now_s
-    if ahead_s < AHEAD_OF_CLOCK_S:
+    if ahead_s < MAX_LOG_LEAD_S:
         return ""
     return (
         f"the log is {span_text(ahead_s)} ahead of this machine's clock, which was set back since; "
@@ -376,7 +376,7 @@ def _asked(
     return predictions(
         *(session, now_s, measured_speeds(log)),
         decides_now=True,
-        within_s=WITHIN_S,
+        within_s=TIME_LIMIT_S,
         ranges=measured_ranges(log),
     )
 
@@ -456,7 +456,7 @@ def decide_between_runs(
     :raises LockedError: a run still holds it.
     :raises UsageError: ``cluster`` or ``profile`` differs from what the run began with.
     """
-    clock, found = Clock(), look_at(Path(state), wait_s=wait_s)
+    clock, found = Clock(), read_status(Path(state), wait_s=wait_s)
     at, log, begun = found.dirs, found.log, found.log.info is not None
     if not begun and cluster is None:  # one that is there was left by a call that died before the first event
         cluster = usual_cluster
@@ -498,7 +498,7 @@ def history(
     return LogHistory(log.info, log.origin_s or 0.0, since, measured_speeds(log), previous, source)
 
 
-def look_at(state: Path, *, wait_s: float = 0.0) -> BetweenRuns:
+def read_status(state: Path, *, wait_s: float = 0.0) -> BetweenRuns:
     """Look at a state directory while no run writes to it.
 
     The lock is held only to read the small files and the length of the log, which is read afterwards: the log
@@ -525,7 +525,7 @@ class PastMoment(NamedTuple):
 
     time_s: float
     session: Session
-    """To be used up."""
+    """Session that this uses up."""
     measured: Mapping[str, float]
 
 

@@ -45,11 +45,11 @@ class Use:
 
     job: JobLog
     share: float
-    """Of the GPUs of the cluster."""
+    """Share of the GPUs of the cluster."""
     progress: Progress | None
     """The newest report of its current attempt."""
     heard_s: float | None
-    """When that was written, UTC."""
+    """Time of writing, UTC."""
     busy: float | None = None
     """Part of its slots that was busy over the last minute, as the supervisors of its processes see it."""
     memory: int | None = None

@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_written_later(
 ) -> None:
     unit = Unit(tmp_path)
     (tmp_path / "out").write_text("no folder")
-    monkeypatch.setattr(write_output, "AGAIN_S", 0.0)
+    monkeypatch.setattr(write_output, "RETRY_INTERVAL_S", 0.0)
     unit.copies.open_all()
     assert unit.prints("one\n") == unit.prints("two\n") == ""
     assert capfd.readouterr().err.count(f"{unit.output} cannot be written: File exists") == 1
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_written_later(
     for until_s in (0.0, float("inf")):
         unit.prints("x" * 50_000)
         unit.copies.look(last=True, until_s=until_s)
-        unit.copies.say_left()
+        unit.copies.note_rest()
     assert (left := 100_000 - len(os.read(reader, 100_000))) > 0
     assert capfd.readouterr().err.splitlines()[-1] == f"pliant: {left:,} bytes not copied to {tmp_path}/pipe"
 

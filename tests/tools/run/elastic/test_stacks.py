@@ -17,13 +17,13 @@ from pliant.tools.run.statedir.contract.stacks import (
     StackAnswer,
     ThreadStack,
     answer,
-    ask_for_stacks,
     bytes_of_each,
     found_stack,
     offer_stacks,
     parse_dump,
     read_answer,
     read_dump,
+    request_stacks,
 )
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.nursery import Worker
@@ -113,7 +113,7 @@ def hung(text: str, attempt: AttemptDir, number: int = 0, held_s: float = 600.0)
 
 
 def answered(attempt: AttemptDir) -> tuple[ThreadStack, ...]:
-    mark = ask_for_stacks(attempt)
+    mark = request_stacks(attempt)
     until(lambda: read_answer(attempt, 0, mark))
     given = read_answer(attempt, 0, mark)
     return () if given is None else given.threads
@@ -159,14 +159,14 @@ def test_processes_that_a_script_forks_end(attempt: AttemptDir) -> None:
 def test_less_is_read_of_each_of_many_workers(attempt: AttemptDir) -> None:
     """A script may write long answers for all of its workers, which fill the memory of who asks."""
     assert 64 * bytes_of_each(64) == 8 * bytes_of_each(8) == 4 << 20
-    mark = ask_for_stacks(attempt)
+    mark = request_stacks(attempt)
     answer(attempt, 0, StackAnswer(question=mark, threads=(ThreadStack(name="x" * 200_000),)))
     assert found_stack(attempt, 0, "n0/0", mark, bytes_of_each(1)).threads
     assert not found_stack(attempt, 0, "n0/0", mark, bytes_of_each(64)).threads
 
 
 def test_forged_answers_do_no_harm(attempt: AttemptDir) -> None:
-    mark = ask_for_stacks(attempt)
+    mark = request_stacks(attempt)
     secret = attempt.path / "secret"
     secret.write_text("{}")
     attempt.stack(0).symlink_to(secret)

@@ -143,7 +143,7 @@ def test_a_copy_goes_once_its_last_job_has_ended(work: Work, caplog: pytest.LogC
     with pytest.raises(KeyboardInterrupt), from_copies(work.state, asked, work.root) as found:  # noqa: PT012
         jobs = [*found, started("run.sh", name="d")]
         with spool.locked():
-            spool.ask_to_run(found)
+            spool.request_run(found)
         raise KeyboardInterrupt
     (copy,) = work.copies()
     with State(work.state) as state:
@@ -157,7 +157,7 @@ def test_a_copy_goes_once_its_last_job_has_ended(work: Work, caplog: pytest.LogC
         # A request that cannot be read may name it.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Spool, "_request", lambda *_: None)
-            spool.ask_to_cancel(["c"])
+            spool.request_cancel(["c"])
             state.record([cancel_event("c", 3.0)])
         time.sleep(0.05)
         assert work.copies() == [copy]

@@ -214,14 +214,14 @@ def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number(shared_folder: Path) ->
 
 def test_an_account_can_not_order_what_root_starts(shared_folder: Path) -> None:
     own = Step(shared_folder, "id -u")
-    orders = own.talk.told(0)
+    orders = own.talk.start_order(0)
     assert as_user(ANN, "/bin/cat", str(orders)) == 1
     text = json.dumps({**json.loads(orders.read_text()), "argv": ["/bin/false"]})
     (own.files.path / orders.name).write_text(text)
     assert (own.run().returncode, own.said) == (0, f"{ANN}\n")
     (shared_folder / "other").mkdir()
     other = Step(shared_folder / "other", "id -u")
-    os.chown(other.talk.told(0), ANN, ANN)
+    os.chown(other.talk.start_order(0), ANN, ANN)
     done = other.run()
     assert done.returncode == 1
     assert "error: root of n1 cannot use" in done.stderr

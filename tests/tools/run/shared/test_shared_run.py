@@ -19,7 +19,7 @@ from pliant.tools.run.service import decisions
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.contract.stacks import ask_for_stacks, question
+from pliant.tools.run.statedir.contract.stacks import question, request_stacks
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from tests.tools.run.scripts import plain
@@ -208,12 +208,12 @@ def test_root_asks_for_stacks_with_the_rights_of_the_account(shared_folder: Path
     for path in (home, attempt.path):
         os.chown(path, ANN, ANN, follow_symlinks=False)
     with pytest.raises(PliantError):
-        ask_for_stacks(attempt)
+        request_stacks(attempt)
     assert list(secret.iterdir()) == []
     attempt.path.unlink()
     attempt.path.mkdir()
     os.chown(attempt.path, ANN, ANN)
-    mark = ask_for_stacks(attempt)
+    mark = request_stacks(attempt)
     assert (question(attempt), attempt.stacks.lstat().st_uid) == (mark, ANN)
 
 

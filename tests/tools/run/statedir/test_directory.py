@@ -27,7 +27,7 @@ from pliant.tools.run.statedir.log.events import cancel_event, finish_event, rel
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import State
 from pliant.tools.run.watch.output import job_output, last_events
-from pliant.tools.run.watch.status import Watcher, look_at
+from pliant.tools.run.watch.status import Watcher, read_status
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.instant import opens
@@ -68,7 +68,7 @@ USES: dict[str, Callable[[StateDir], object]] = {
 }
 LOOKS: dict[str, Callable[[StateDir], object]] = {
     "status": lambda dirs: Watcher(dirs.path).look(),
-    "schedule": lambda dirs: look_at(dirs.path),
+    "schedule": lambda dirs: read_status(dirs.path),
     "events": lambda dirs: list(last_events(dirs.path, 1)),
     "log": lambda dirs: list(job_output(dirs.path, "a")),
 }

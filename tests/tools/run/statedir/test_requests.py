@@ -241,7 +241,7 @@ def test_the_next_run_adds_what_was_asked_for_until_now(dirs: StateDir) -> None:
     own = Spool(dirs)
     with own.locked():
         for _ in range(2):
-            own.ask_to_cancel(["old"])
+            own.request_cancel(["old"])
     events = requested(own.requests(), fold([submit_event(runs("old"), 1.0)]), NOW_S)
     assert [(event.event, event.job) for event in events] == [("submit", "a"), ("cancel", "old")]
 
@@ -367,8 +367,8 @@ def test_requests_are_not_repeated_and_ids_are_free_again(dirs: StateDir) -> Non
     # An id that is used again is not cancelled any more.
     own = Spool(dirs)
     with own.locked():
-        own.ask_to_cancel(["a", "b"])
-        own.ask_to_cancel(["c"])
+        own.request_cancel(["a", "b"])
+        own.request_cancel(["c"])
         own.take_back(["a", "c", "d"])
     for left in (own, Spool(dirs)):
         assert [request.cancelled for request in left.requests()] == [("b",)]
@@ -390,8 +390,8 @@ def test_a_withdrawn_job_takes_its_dependants_and_orders_along(dirs: StateDir) -
 def test_the_requests_of_an_account_are_counted_and_no_others(dirs: StateDir) -> None:
     own = Spool(dirs)
     with own.locked():
-        own.ask_to_run([runs("a", workdir="/")], uid=7)
-        own.ask_to_cancel(["a"], uid=77)
+        own.request_run([runs("a", workdir="/")], uid=7)
+        own.request_cancel(["a"], uid=77)
         own.give([order("hold", "a", uid=7), order("hold", "a")])
     sizes = [path.stat().st_size for path in sorted(dirs.spool.glob("*.j*"))]
     assert (own.bytes_of(7), own.bytes_of(77), own.bytes_of(8)) == (sizes[0] + sizes[2], sizes[1], 0)

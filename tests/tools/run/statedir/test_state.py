@@ -18,7 +18,7 @@ from pliant.tools.run.statedir import file_system
 from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.log.events import decision_event, submit_event
 from pliant.tools.run.statedir.state import Clock, State, origin, passed_since, read_log
-from pliant.tools.run.watch.status import look_at
+from pliant.tools.run.watch.status import read_status
 from tests.builders import job
 from tests.tools.run.stories import Story
 
@@ -200,7 +200,7 @@ def test_turns_on_a_server_a_day_behind_keep_this_hosts_time(tmp_path: Path) -> 
     with State(tmp_path) as state:
         state.record(Story(6).go_on(30))
     for _ in range(4):
-        clock, seen = Clock(wall_s), look_at(tmp_path)
+        clock, seen = Clock(wall_s), read_status(tmp_path)
         clock.not_before(seen.log.last_s, seen.quiet_s)
         decided_s = clock()
         with State(tmp_path) as state:

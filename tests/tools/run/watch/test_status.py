@@ -21,7 +21,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import iso_time, width_of
 from pliant.tools.run.backends.protocol import Handle, LaunchRecord, StartedUnit, write_record
-from pliant.tools.run.doctor import examine
+from pliant.tools.run.doctor.examine import examine
 from pliant.tools.run.service import submit
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan, write_progress
@@ -271,7 +271,7 @@ def test_a_policy_is_asked_where_it_can_add_something(dirs: StateDir, monkeypatc
         return outlook(*given)
 
     monkeypatch.setattr(watch_status, "outlook", counted)
-    monkeypatch.setattr(watch_status, "AHEAD_S", float("inf"))
+    monkeypatch.setattr(watch_status, "PREDICTION_INTERVAL_S", float("inf"))
     seen = Watcher(dirs.path)
     assert seen.look(ahead=True).outlook == seen.look(ahead=True).outlook
     assert len(asked) == 1
@@ -289,7 +289,7 @@ def test_a_pipe_that_watches_gets_a_table_for_each_change(dirs: StateDir, monkey
         yield from (False, False, True)
 
     left = happens()
-    monkeypatch.setattr(watching, "LOOK_S", 0.0)
+    monkeypatch.setattr(watching, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(watching, "reader_left", lambda _: next(left))
     with pytest.raises(BrokenPipeError):
         status(state=dirs.path, watch=True)
@@ -364,7 +364,7 @@ def test_what_a_policy_prints_spoils_no_document(dirs: StateDir, capsys, monkeyp
     "body", ["raise RuntimeError('not now')", "raise SystemExit(7)", "while True:\n        pass"]
 )
 def test_a_policy_that_fails_or_never_answers_hides_no_job(dirs: StateDir, monkeypatch, body) -> None:
-    monkeypatch.setattr(watch_status, "WITHIN_S", 0.2)
+    monkeypatch.setattr(watch_status, "TIME_LIMIT_S", 0.2)
     under(monkeypatch, body, dirs)
     lines = status_text(Watcher(dirs.path).look(ahead=True), NOW_S).splitlines()[1:]
     assert [line.split()[:2] for line in lines] == [["a", "running"], ["b", "waiting"], ["c", "waiting"]]

@@ -53,25 +53,25 @@ from pliant.tools.run.statedir.contract.folders import FolderCache, make_log_fol
 from pliant.tools.run.statedir.contract.liveness import Heartbeats
 from pliant.tools.run.statedir.directory import StateDir
 
-BEAT_S: Final = 1.0
-"""Between two looks at whether supervisors live."""
+HEARTBEAT_POLL_S: Final = 1.0
+"""Seconds between two checks of supervisors' heartbeats."""
 DEAD_NODE_S: Final = 60.0
-"""How long a node gets no work after a start failed there or its supervisors fell silent."""
+"""Seconds without work for a node after a failed start or silent supervisors."""
 LEASE_AGAIN_S: Final = 3.0
-"""Between two submissions of a lease that ends at once; doubled each time, up to the next."""
+"""Seconds between two submissions of a lease that ends at once; doubled each time, up to the next."""
 LONGEST_S: Final = 300.0
 STEADY_S: Final = 60.0
-"""A lease that has run this long has not ended at once."""
+"""Seconds of running after which a lease did not end at once."""
 REFUSED_S: Final = 15.0
-"""Between two submissions of a lease that Slurm refuses."""
+"""Seconds between two submissions of a lease that Slurm refuses."""
 LEAST_NOTICE_S: Final = 600.0
-"""If a lease still runs this long after its end was announced, the node gets work again."""
+"""Seconds after an announced end at which a lease that still runs gives its node work again."""
 WAIT_S: Final = 30.0
-"""How long a node counts as up while its lease waits."""
+"""Seconds for which a node counts as up while its lease waits."""
 _NOT_LOOKED_AT: Final = ("", "None")
 """Reasons of a job that has only just begun to wait."""
 NAME_AGAIN_S: Final = 60.0
-"""Between two lookups of an unknown name."""
+"""Seconds between two lookups of an unknown name."""
 _log = logging.getLogger("pliant")
 
 
@@ -234,7 +234,7 @@ class SlurmBackend:
         attempt = self._attempt(handle)
         self._unseen.discard(handle)
         attempt.folder.look()
-        if now_s - attempt.looked_s >= BEAT_S:
+        if now_s - attempt.looked_s >= HEARTBEAT_POLL_S:
             attempt.looked_s = now_s
             attempt.beats.look((unit.beat_file for unit in attempt.units), now_s)
         statuses = tuple(self._status(attempt, unit, now_s) for unit in attempt.units)
@@ -277,7 +277,11 @@ class SlurmBackend:
 
     def _asks_for(self, name: str) -> bool:
         """Whether a node may get its lease in a moment, instead of waiting in Slurm's queue."""
-        return self._serves.get(name, False) and not self._controller.failure and self.leases.asks_for(name)
+        return (
+            self._serves.get(name, False)
+            and not self._controller.failure
+            and self.leases.requests_lease(name)
+        )
 
     def _seen(self, unit: SlurmUnit) -> UnitReport:
         """What Slurm said of a unit, whose step ends with its lease."""
@@ -350,7 +354,7 @@ class _Asked:
 
     lease: Lease
     since_s: float
-    """When the node began to wait for its lease; the current time while it has one."""
+    """Start of the wait for a lease; the current time while there is one."""
     submission: Later | None = None
     next_s: float = float("-inf")
     seen_from_s: float = float("-inf")
@@ -398,7 +402,7 @@ class Leases:
         asked = self._asked.get(node)
         return asked is not None and (asked.id is not None or self._clock() - asked.since_s < WAIT_S)
 
-    def asks_for(self, node: str) -> bool:
+    def requests_lease(self, node: str) -> bool:
         """Whether a node's lease is not in Slurm's queue yet, or Slurm has not looked at it there."""
         asked = self._asked.get(node)
         if asked is None or asked.id is not None or asked.refused:

@@ -42,13 +42,13 @@ LISTING: Final = "SQUEUE_FORMAT"
 STEP_FIELDS: Final = "%i|%N|%j"
 """id, node, name; :func:`parsing.steps` reads them."""
 IMMEDIATE_S: Final = 5
-"""Until srun gives up a step that does not get what it asks for."""
+"""Seconds after which srun gives up a step that does not get its resources."""
 TASK: Final = str(Path(__file__).with_name("task.py"))
 TIMEOUT_S: Final = 30.0
-"""Longer than the ten seconds or so for which a command itself retries a silent controller."""
+"""Command timeout; longer than the ten seconds for which Slurm itself retries."""
 CONF: Final = "SLURM_CONF"
 JWT: Final = "SLURM_JWT"
-"""A token of the user, which srun does not support."""
+"""Variable of the user's token, which srun does not support."""
 _OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
 _DIGEST_CHARS: Final = 12
 _MEGABYTE: Final = 1 << 20
@@ -59,7 +59,7 @@ class Lease:
     """What a lease job holds of a node; None is all of it."""
 
     name: str
-    """Of the job; it identifies the leases of a state directory."""
+    """Job name, which identifies the leases of a state directory."""
     node: str
     gpus: int
     """Through --gres; 0 if the slots are CPUs."""
@@ -75,7 +75,7 @@ def lease_prefix(state: Path) -> str:
     return f"{name_of(state)}-"
 
 
-def asked_for(options: SlurmOptions) -> tuple[str, ...]:
+def queue_options(options: SlurmOptions) -> tuple[str, ...]:
     """Options for a job's queue and time limit; Slurm decides what is left out.
 
     Without ``B:`` the signal goes to the steps, and not to the script of the job.
@@ -110,7 +110,7 @@ def sbatch_lease(lease: Lease, options: SlurmOptions, state: Path) -> tuple[str,
         *("--nodes=1", "--ntasks=1", f"--nodelist={lease.node}", "--no-requeue"),
         *_share(lease),
         *((f"--gres={options.gres}:{lease.gpus}",) if lease.gpus else ()),
-        *asked_for(options),
+        *queue_options(options),
         *("--chdir=/", "--output=/dev/null", "--error=/dev/null", "--export=NONE"),
         *options.options,
         "--wrap=exec sleep infinity",
@@ -235,15 +235,15 @@ class JobRequest:
     """What an attempt needs of Slurm: equal tasks, one for each unit. None leaves it to Slurm."""
 
     name: str
-    """Of the job; used only for this attempt."""
+    """Job name, unique to this attempt."""
     tasks: int
     nodes: int | None
     gpus: int = 0
-    """Of each task."""
+    """Number for each task."""
     cpus: int | None = None
-    """Of each task."""
+    """Number for each task."""
     memory_bytes: int | None = None
-    """For each processor."""
+    """Bytes for each processor."""
 
 
 def job_prefix(state: Path) -> str:
@@ -301,7 +301,7 @@ def sbatch(
         *nodes,
         *_tasks(request, options),
         *(() if memory is None else (f"--mem-per-cpu={max(1, memory // _MEGABYTE)}M",)),
-        *asked_for(options),
+        *queue_options(options),
         *("--chdir=/", f"--output={escaped(attempt.logs / 'slurm.log')}", "--open-mode=append"),
         *options.options,
         str(script_file(attempt)),
@@ -388,10 +388,10 @@ def ask(
     return done.stdout
 
 
-LOOK_S: Final = 1.0
-"""Between two looks at jobs and steps."""
+POLL_INTERVAL_S: Final = 1.0
+"""Seconds between two polls of jobs and steps."""
 NODES_S: Final = 5.0
-"""Between two looks at the nodes."""
+"""Seconds between two polls of the nodes."""
 _log = logging.getLogger("pliant")
 
 
@@ -400,10 +400,10 @@ class ControllerView:
     """What Slurm said at one time."""
 
     asked_s: float
-    """On this process's clock; later changes are not in the view."""
+    """Time of the view on this process's clock."""
     jobs: Sequence[SlurmJob] = ()
     steps: Mapping[str, SlurmStep] = field(default_factory=dict)
-    """By job id of the lease and name: ``7/resnet.2.0``."""
+    """Steps by job id of the lease and name: ``7/resnet.2.0``."""
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
 
 
@@ -433,7 +433,7 @@ class Controller:
         if self._thread is not None:
             self._warn()
             self._thread = None
-        if time.monotonic() - self._look_s >= LOOK_S:
+        if time.monotonic() - self._look_s >= POLL_INTERVAL_S:
             self._look_s = time.monotonic()
             self._thread = threading.Thread(target=self._ask, name="pliant-slurm", daemon=True)
             self._thread.start()

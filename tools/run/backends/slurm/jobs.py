@@ -52,9 +52,9 @@ from pliant.tools.run.statedir.directory import StateDir
 
 Stage = Literal["queued", "running", "gone"]
 _FORGET_S: Final = 3600.0
-"""By then an unwanted job has reached the controller, if ever."""
+"""Seconds after which an unwanted job has reached the controller, if ever."""
 _AGAIN_S: Final = 1.0
-"""Between two attempts to cancel a job."""
+"""Seconds between two attempts to cancel a job."""
 _QUEUED_STATES: Final = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
@@ -73,12 +73,12 @@ _ENDS: Final = {
     "PREEMPTED": "another job took its place",
     "TIMEOUT": "its time was up",
 }
-BEAT_S: Final = 1.0
-"""Between two looks at whether supervisors live."""
+HEARTBEAT_POLL_S: Final = 1.0
+"""Seconds between two checks of supervisors' heartbeats."""
 SHOWS_S: Final = 10.0
-"""Until a file written on another host is seen here, and a submitted job is listed."""
+"""Seconds until files of other hosts and submitted jobs are visible here."""
 UNKNOWN_S: Final = 60.0
-"""Until a job is listed that another process may just have submitted."""
+"""Seconds until a job that another process may have submitted is listed."""
 _RUNNING: Final = UnitStatus("running")
 _QUEUED: Final = UnitStatus("running", queued=True)
 _NEVER: Final = float("-inf")
@@ -295,9 +295,9 @@ class Attempt:
     units: list[SlurmUnit]
     folder: FolderCache
     since_s: float
-    """When this process began to look at it."""
+    """Time at which this process began to watch it."""
     submission: Later | None = None
-    """By this process; None if another one made it."""
+    """Submission by this process; None if another one made it."""
     uid: int = field(default_factory=os.getuid)
     """Whose job it is."""
     kept_id: str = ""
@@ -305,7 +305,7 @@ class Attempt:
     beats: Heartbeats = field(default_factory=Heartbeats)
     _looked_s: float = float("-inf")
     _absent_s: float | None = None
-    """When the job was first missing from the list."""
+    """Time at which the job was first missing from the list."""
     _job_id: str = ""
     _end: Later | None = None
     _said: str = ""
@@ -313,7 +313,7 @@ class Attempt:
     def statuses(self, listed: JobListing, now_s: float) -> tuple[UnitStatus, ...]:
         self.folder.look()
         self._take_note(listed, now_s)
-        if now_s - self._looked_s >= BEAT_S:
+        if now_s - self._looked_s >= HEARTBEAT_POLL_S:
             self._looked_s = now_s
             self.beats.look((unit.beat_file for unit in self.units), now_s)
         stage = stage_of(listed.job)
@@ -387,7 +387,7 @@ class Attempt:
         unit.give_order("kill")
         if unit.is_taken_over():  # at the last moment
             return _RUNNING
-        unit.give_up(self._why())
+        unit.abandon(self._why())
         return UnitStatus("exited", 1)
 
     def _why(self) -> str:

@@ -33,12 +33,12 @@ _WITHDRAWN: Final = frozenset(
     {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVALID", "INVALID_REG", "BLOCKED"}
     | {"POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "REBOOT_ISSUED", "MAINT", "MAINTENANCE"}
 )
-"""With one of these a node gets no new job in any state. A node that is powered down wakes up for one."""
+"""Flags with which a node gets no new job. A node that is powered down wakes up for one."""
 _UNSET: Final = frozenset({"", "(null)", "N/A", "None", "n/a"})
 _NO_LIMIT: Final = frozenset({"", "UNLIMITED", "INFINITE", "NONE"})
 _MEGABYTE: Final = 1 << 20
 _MOST_HOSTS: Final = 100_000
-"""In one range of names."""
+"""Maximum hosts of one range of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class SlurmNode:
 
     name: str
     address: str
-    """A name or an IP address."""
+    """Host name or IP address."""
     host: str
     state: frozenset[str]
     """Words like IDLE, DRAIN, NOT_RESPONDING."""
@@ -90,7 +90,7 @@ class SlurmPartition:
     default: bool
     up: bool
     limit: str
-    """Of the running time of jobs, in Slurm's words; empty if there is none."""
+    """Limit of the running time of jobs, as Slurm writes it; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)

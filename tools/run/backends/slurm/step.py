@@ -33,11 +33,11 @@ FOREIGN = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
 OF_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 OF_NODE = ("SLURM_CONF", "SLURMD_NODENAME", "SLURM_JOB_ID")
 STEP = "PLIANT_SLURM_STEP"
-"""Where pyxis starts a container, in a further step; see ``contain.py``."""
+"""Variable with the node on which pyxis starts a container; see ``contain.py``."""
 SUPERVISOR_ENV = ("CUDA_VISIBLE_DEVICES", "PLIANT_LOG_BYTES")
-"""What the supervisor of another account's unit needs of its environment, which may hold anything."""
+"""Variables of another account's unit that its supervisor uses."""
 NOTHING = "NoDevFiles"
-"""What Slurm says if a step has no GPUs."""
+"""Value of Slurm's variable if a step has no GPUs."""
 SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL}
 
 

@@ -47,24 +47,24 @@ from pliant.tools.run.statedir.contract.liveness import Heartbeats
 
 SUPERVISOR: Final = str(Path(__file__).with_name("step.py"))
 START_S: Final = 60.0
-"""From the start of srun until a supervisor has taken over the unit."""
+"""Seconds from the start of srun until a supervisor has taken over the unit."""
 SHOWS_S: Final = 10.0
-"""Until a file written on another host is seen here."""
+"""Seconds until a file written on another host is visible here."""
 TRIES: Final = 5
-AGAIN_S: Final = 2.0
-"""Between two tries to start a unit."""
+RETRY_INTERVAL_S: Final = 2.0
+"""Seconds between two tries to start a unit."""
 DEAD_S: Final = 12.0
-"""A supervisor that has been silent for this long is lost, and so is its node."""
+"""Seconds of silence after which a supervisor and its node are lost."""
 GONE_S: Final = 5.0
 """The same if Slurm says that the step has ended."""
 _OF_NODES: Final = ("connection failure", "Node failure", "Socket timed out", "Zero Bytes were transmitted")
-"""What srun says if a node, or its daemon, does not answer."""
+"""Messages of srun if a node, or its daemon, does not answer."""
 _RUNNING: Final = UnitStatus("running")
 _STARTING: Final = UnitStatus("running", starting=True)
 _WAITS: Final = UnitStatus("running", queued=True)
 _ASKED: Final = UnitStatus("running", queued=True, starting=True)
 MOST_UNITS: Final = 4096
-"""That a damaged record is believed to have had."""
+"""Maximum units that a damaged record is assumed to have had."""
 CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 
 
@@ -84,7 +84,7 @@ class StepPlace:
     lease_id: str
     gres: str
     gpus: str
-    """As ``step.py`` takes them."""
+    """GPUs in the form that ``step.py`` takes."""
     cpus: int | None = None
 
 
@@ -182,7 +182,7 @@ class SlurmUnit:
             return self._give_up() if waits_s >= START_S else _STARTING
         if seen.step is not None and seen.asked_s > self._ended_s:
             return _RUNNING
-        if self._tries and waits_s < (SHOWS_S if self._code == 0 else AGAIN_S):
+        if self._tries and waits_s < (SHOWS_S if self._code == 0 else RETRY_INTERVAL_S):
             return _STARTING
         if (self._tries and self._code == 0) or self._tries >= TRIES:
             return self._give_up()
@@ -261,10 +261,10 @@ class SlurmUnit:
         if self._code == 0 or "No such file" in said or not said:
             unseen = f"node {self.node} does not see {folder}: it must be shared"
             said = f"{unseen}: {said}" if said else unseen
-        self.give_up(f"no step on node {self.node}: {said}")
+        self.abandon(f"no step on node {self.node}: {said}")
         return UnitStatus("exited", 1)
 
-    def give_up(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """Note that it failed to start, and why."""
         path = self._files.launcher_log(self.number)
         with files_of(self._files), suppress(OSError), open_log(path) as log:
@@ -288,7 +288,7 @@ class SlurmUnit:
     def give_order(self, level: StopLevel) -> bool:
         """Ask for its end. Returns whether it has not heeded a kill, so that Slurm must end it."""
         if self.order == "kill":
-            return time.monotonic() - self._ordered_s >= AGAIN_S
+            return time.monotonic() - self._ordered_s >= RETRY_INTERVAL_S
         if level != self.order:
             self._displaced()  # before the order, which may itself follow from the end of another unit
             put(self._talk.orders(self.number), level.encode() + b"\n")
@@ -334,7 +334,7 @@ def prepare(talk: AttemptDir, files: AttemptDir, units: Sequence[Unit], first: i
         if unit.account is not None:
             account = unit.account.order({**unit.account.environment(), **unit.env})
             told = {"account": account, "attempt": str(files.path), "cwd": unit.cwd, "argv": unit.argv}
-            as_user.write(talk.told(number), json.dumps(told).encode(), PRIVATE)
+            as_user.write(talk.start_order(number), json.dumps(told).encode(), PRIVATE)
 
 
 def _read_order(path: Path) -> str:

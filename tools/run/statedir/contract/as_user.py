@@ -36,15 +36,15 @@ from pliant.schemas.file_io.files import TEMPORARY, atomic_write, write_all, wri
 P = ParamSpec("P")
 T = TypeVar("T")
 MOST_BYTES: Final = 1 << 16
-"""Of a small file: outcomes, exit codes, progress."""
+"""Maximum bytes of a small file: outcomes, exit codes, progress."""
 _WARILY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _OWNERS_DOING: Final = {
     *(errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.ENODEV),
     *(errno.EAGAIN, errno.ENAMETOOLONG, errno.EFBIG, errno.ENOENT),
 }
-"""What an owner can bring about: links, pipes, folders, modes, leases."""
+"""Errors that an owner can cause: links, pipes, folders, modes, leases."""
 _ASK: Final = -1
-"""As an id, it changes nothing."""
+"""Id that changes nothing."""
 
 
 class Rights(NamedTuple):

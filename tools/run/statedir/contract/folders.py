@@ -37,14 +37,14 @@ PRIVATE: Final = 0o600
 FRESH_S: Final = 2.0
 """File systems stamp changes with coarse clocks: a folder may change again under the same stamp."""
 STALE_S: Final = 5.0
-"""A file system of another host may show a change of a folder late: nothing is kept for longer."""
+"""Seconds for which content is cached; other hosts' file systems show changes late."""
 _AGAIN_S: Final = 0.02
 KEPT: Final = "kept"
 """Folder of a state directory beside that of the jobs, if several accounts share the run."""
 LATEST: Final = "latest"
-"""In a job's folder, a link to the folder of its newest attempt."""
+"""Link in a job's folder to the folder of its newest attempt."""
 MOST_NAMES: Final = 1000
-"""That a folder of a job is searched for, and that a search in several folders finds."""
+"""Maximum names to search in a folder of a job, and in all folders of a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SplitFolder(Folder):
     """A folder of a job. Where several accounts share a run, the launcher keeps its own files apart."""
 
     kept: Path | None = None
-    """Where they are; None: beside the others. What workers read of them is a copy then."""
+    """Folder of the launcher's own files, of which workers read copies; None if it is the same."""
 
 
 class Kept:
@@ -86,19 +86,19 @@ class AttemptDir(SplitFolder):
     """One start of one job: everything between two launches of its gang."""
 
     launch = Kept("launch.json")
-    """How it was started: commands, nodes, processes with their start times."""
+    """Record of the start: commands, nodes, processes with their start times."""
     reached = Inside("reached")
     """The generation that trains, written by rank 0."""
     progress = Inside("progress.jsonl")
     """Events of the workers (progress, epoch, checkpoint), an event file of its own that rank 0 writes."""
     stop = Inside("stop")
-    """For scripts without the elastic library: empty until they are to save and to leave."""
+    """File for scripts without the elastic library; empty until they are to save and leave."""
     stacks = Inside("stacks")
     """Asks the workers where they are: a mark that their answers bear; empty until then."""
     logs = Inside("logs")
     """Folder of the workers' standard output and error."""
     meetings = Inside("meet")
-    """Where workers meet: ``GENERATION.ROUND``, made by rank 0, there until the next one trains."""
+    """Folders in which workers meet: ``GENERATION.ROUND``, made by rank 0."""
 
     def plan(self, generation: int) -> Path:
         """A plan as its workers read it."""
@@ -144,7 +144,7 @@ class AttemptDir(SplitFolder):
         """What the supervisor of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
 
-    def told(self, unit: int) -> Path:
+    def start_order(self, unit: int) -> Path:
         """What the supervisor of another account's unit is to start, and as whom."""
         return self.path / f"start-{unit}.json"
 
@@ -211,13 +211,13 @@ class JobDir(SplitFolder):
     plan = Kept("plan.json")
     """The newest plan: the durable truth."""
     progress = Inside("progress.json")
-    """How far it is right now: the newest report of its rank 0, a Progress."""
+    """Newest report of its rank 0, a Progress."""
     checkpoints = Inside("checkpoints")
     """Folder of the checkpoints: the newest two, verified by hash on load."""
     from_start = Kept("from-start")
     """There if the next attempt is to begin at the start of the work."""
     latest = Inside(LATEST)
-    """A link to the folder of the newest attempt, for people alone."""
+    """Link to the folder of the newest attempt, for people alone."""
 
     def attempt(self, number: int) -> AttemptDir:
         place = f"attempts/{number}"

@@ -38,12 +38,12 @@ from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import AttemptDir, look_again
 
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 Life = Literal["absent", "alive", "gone"]
 SURE_S: Final = 3.0
-"""An observer must have seen a silence for this long to believe it."""
+"""Seconds of observed silence before it counts."""
 _ABSENCE_S: Final = 8.0
-"""An observer that was away for longer than this has not observed a silence."""
+"""Seconds between two looks after which a silence was not observed."""
 _KNOWS_FLOCK: Final = sys.platform == "linux" and struct.calcsize("P") == 8
 _LAYOUT: Final = struct.Struct("hhqqi4x")
 """``struct flock`` there: type, whence, start, length, process."""
@@ -71,7 +71,7 @@ class LivenessFile:
         self._ended.set()
 
     def _beat(self) -> None:
-        while not self._ended.wait(BEAT_S):
+        while not self._ended.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError):
                 os.utime(self._descriptor)
 

@@ -54,7 +54,7 @@ ENV_ADDRESS: Final = "PLIANT_ADDRESS"
 ENV_NOISE: Final = "PLIANT_NOISE"
 """Set if the batch may change: the worker then measures the noise of its gradients."""
 ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
-"""Most bytes of each of a unit's output files that its supervisor leaves on disk."""
+"""Maximum bytes on disk of each output file of a unit."""
 ENV_NOTICES: Final = "PLIANT_NOTICES"
 """Set if the launcher reads of a SIGUSR1 and has the worker save or leave: it only waits for that."""
 PROTOCOL: Final = 6
@@ -65,11 +65,11 @@ have the same, see :attr:`Plan.protocol`."""
 ENV_PER_REPLICA: Final = "PLIANT_GPUS_PER_REPLICA"
 """GPUs of a replica, if there are several: ranks that follow each other, from 0 on, are one replica."""
 ENV_PROGRESS: Final = "PLIANT_PROGRESS"
-"""Where a script without the elastic library writes its :class:`Progress`; ``plan.json`` is beside it."""
+"""Path at which a script without the elastic library writes its :class:`Progress`, beside ``plan.json``."""
 ENV_STOP: Final = "PLIANT_STOP"
 """The file that asks such a script to save and to leave: empty until then."""
 ENV_BATCH: Final = "PLIANT_BATCH"
-"""For such a script: ``batch.size`` of its job, if it states one."""
+"""Variable of such a script: ``batch.size`` of its job, if it states one."""
 SLOT_FROM_RANK: Final = "rank"
 """Value of :data:`ENV_SLOT` if one torchrun starts several workers: member i of the plan is its RANK i."""
 
@@ -104,7 +104,7 @@ class Plan(Record):
     lr_scale: PositiveFloat = 1.0
     """Factor on the author's learning rate."""
     seed: NonNegativeInt | None = None
-    """None if the script says."""
+    """Seed; None if the script sets it."""
     checkpoint_s: PositiveFloat = 60.0
     """Seconds between checkpoints."""
     progress_s: PositiveFloat = 1.0
@@ -112,13 +112,13 @@ class Plan(Record):
     history_s: PositiveFloat = 300.0
     """Least seconds between two that are kept as events, except those that a change brings."""
     timeout_s: PositiveFloat = 300.0
-    """How long workers wait for each other at the start, and for a newer plan to appear."""
+    """Seconds that workers wait for each other at the start, and for a newer plan."""
     patience_s: PositiveFloat = 30.0
-    """How long workers wait for a plan without a worker that died, before they save and leave."""
+    """Seconds that workers wait for a plan without a dead worker, before they save and leave."""
     abort: bool = False
     """Stop at a step boundary: save a checkpoint, exit 0."""
     reason: str = ""
-    """Why the attempt before was left; in a plan with ``abort``, why this one has to be."""
+    """Reason for leaving the attempt before; in a plan with ``abort``, this one."""
     protocol: PositiveInt | None = None
     """:data:`PROTOCOL` of the version that began the attempt; None if it did not number it. Workers of
     another protocol cannot join those that train."""
@@ -143,7 +143,7 @@ class Plan(Record):
 
 
 LOST_PEER: Final = "lost the connection to another worker"
-"""How the message of a crashed worker begins that only noticed the end of another one."""
+"""Prefix of the message of a crashed worker that only noticed the end of another one."""
 ENDED_EARLY: Final = "the script ended before its training did"
 """The message of a worker whose script left without an exception; ``sys.exit("…")`` says more on stderr."""
 
@@ -158,7 +158,7 @@ class WorkerOutcome(Record):
     epoch: NonNegativeInt = 0
     message: str = ""
     exit_counts: bool = False
-    """A non-zero exit code turns "done" into a failure: the script ended, or left its training, by itself."""
+    """True if a non-zero exit code turns "done" into a failure, as the script ended by itself."""
     goes_on: bool = False
     """The training is over and the script goes on; with an exit code of 0 that was its end."""
 
@@ -216,9 +216,9 @@ class Progress(Record):
     step_seconds: PositiveFloat | None = None
     """Mean time of a step in this configuration; None until enough steps were measured."""
     own_seconds: tuple[NonNegativeFloat, ...] | None = None
-    """By rank, time of a step in which the worker did not wait for others; None: not measured, as on GPUs."""
+    """Seconds of a step without waiting, by rank; None where not measured, as on GPUs."""
     noise_scale: NonNegativeFloat | None = None
-    """Of the gradients, in samples."""
+    """Noise scale of the gradients, in samples."""
     memory: NonNegativeInt | None = None
     """Bytes that rank 0 holds: its peak on the GPU, or its resident main memory without one."""
     checkpoint: LastCheckpoint | None = None
@@ -246,7 +246,7 @@ def write_progress(path: Path, progress: Progress) -> None:
     temporary.replace(path)
 
 
-def ask_to_stop(path: Path) -> None:
+def request_stop(path: Path) -> None:
     """Ask a script to save and to leave, unless it was asked already.
 
     A file that takes another one's place is seen at once on every host, a new one may be seen a minute late.

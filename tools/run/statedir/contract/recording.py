@@ -25,19 +25,19 @@ class RecordingOrder(Record):
     batch: PositiveInt | None = None
     """Samples per optimizer step; None if the script says."""
     seed: NonNegativeInt | None = None
-    """Of the job; None if the script says."""
+    """Seed of the job; None if the script sets it."""
     samples: PositiveInt | None = None
-    """Most samples of an epoch; None: those of :attr:`steps`, the last of which has half a batch."""
+    """Maximum samples of an epoch; None for those of :attr:`steps`, the last of which has half a batch."""
     steps: PositiveInt = 6
-    """Of an epoch; a training without epochs has as many as all epochs."""
+    """Steps of an epoch; a training without epochs has as many as all epochs."""
     epochs: PositiveInt = 3
-    """What was not kept through a change in the second one may show in the third one only."""
+    """Number of epochs; state lost by a change in the second may show in the third only."""
     double: bool = True
     """Weights and samples are turned into float64, in which rounding does not hide what is wrong."""
     moved: bool = False
     """The first weights are changed in their last digit: how far that moves the last ones, rounding may."""
     pause_s: NonNegativeFloat = 0.0
-    """After each step: long steps let all changes take effect after the next one."""
+    """Seconds of pause after each step, so that changes take effect after the next one."""
     holds: tuple[PositiveInt, ...] = ()
     """Optimizer steps after which each worker waits until it may go on."""
 
@@ -52,14 +52,14 @@ class RecordedStep:
     first: int
     """Samples of the epoch that were trained before."""
     samples: int
-    """Of the whole step."""
+    """Samples of the whole step."""
     loss: float
     """Sum of what was logged for this worker's samples, and their number."""
     counted: float
     rates: list[float]
     """Learning rates of all groups."""
     rows: dict[int, str]
-    """By place in the order of the epoch, a digest of each sample that this worker got."""
+    """Digests of this worker's samples, by place in the order of the epoch."""
     draws: bool
     """The step has moved PyTorch's generator."""
 

@@ -75,7 +75,7 @@ class StackAnswer(Record):
     threads: tuple[ThreadStack, ...]
 
 
-def ask_for_stacks(attempt: AttemptDir) -> str:
+def request_stacks(attempt: AttemptDir) -> str:
     """Ask the workers of an attempt; returns the mark that their answers bear.
 
     :raises PliantError: the question cannot be written.
@@ -192,7 +192,7 @@ def worker_stacks(
     :param slots: the slot of each worker, by number.
     :raises PliantError: they cannot be asked.
     """
-    mark, began_s = ask_for_stacks(attempt), time.monotonic()
+    mark, began_s = request_stacks(attempt), time.monotonic()
     while True:
         looked_s = time.monotonic()
         waited_s, most = looked_s - began_s, bytes_of_each(len(slots))
@@ -324,7 +324,7 @@ class LastStacks:
         """Ask once; a failure costs the stacks and nothing else."""
         if not self._mark:
             try:
-                self._mark = ask_for_stacks(self._attempt)
+                self._mark = request_stacks(self._attempt)
             except Exception:  # noqa: BLE001 - it must not keep workers from being ended
                 self._mark = "-"
 

@@ -128,7 +128,7 @@ def kept_attempt(dirs: StateDir, job: str, node: str) -> protocol.Handle:
 def live(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
     """The Slurm of the tests is what commands find, and afterwards it is as it was."""
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
-    monkeypatch.setattr(commands, "LOOK_S", 0.1)
+    monkeypatch.setattr(commands, "POLL_INTERVAL_S", 0.1)
     monkeypatch.setattr(commands, "NODES_S", 0.2)
     monkeypatch.setattr(leases, "LEASE_AGAIN_S", 0.5)
     yield slurm

@@ -64,7 +64,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     for asking in (commands, leases):
         monkeypatch.setattr(asking, "ask", result.ask)
     monkeypatch.setattr(leases, "_address", lambda *_: "127.0.0.1")
-    monkeypatch.setattr(commands, "LOOK_S", 0.0)
+    monkeypatch.setattr(commands, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(commands, "NODES_S", 0.0)
     monkeypatch.setattr(leases, "LEASE_AGAIN_S", 0.0)
     return result

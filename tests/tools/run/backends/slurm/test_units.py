@@ -41,7 +41,7 @@ def test_a_kill_of_another_process_ends_the_step(handle: Handle, monkeypatch: py
     handle.files.orders(0).write_text("kill\n")
     unit = unit_of(handle)
     assert not unit.give_order("kill")
-    monkeypatch.setattr(units, "AGAIN_S", 0.0)
+    monkeypatch.setattr(units, "RETRY_INTERVAL_S", 0.0)
     assert unit.give_order("kill")
 
 

@@ -27,7 +27,7 @@ from pliant.schemas.file_io.json_lines import FIRST
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
 from pliant.tools.report.read_run import read_run
-from pliant.tools.run.doctor import examine
+from pliant.tools.run.doctor.examine import examine
 from pliant.tools.run.statedir import state as state_module
 from pliant.tools.run.statedir.directory import Lock, StateDir, holder_of
 from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S
@@ -38,7 +38,7 @@ from pliant.tools.run.statedir.log.repair import fit_together, read_each, repair
 from pliant.tools.run.statedir.log.snapshot import LogView, read_snapshot, renew_snapshot, restoring
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.job_status import CHANGING, statuses
-from pliant.tools.run.watch.status import Watcher, history, look_at
+from pliant.tools.run.watch.status import Watcher, history, read_status
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.rates import throughput_for
@@ -153,13 +153,13 @@ def test_a_decision_is_not_made_beside_a_run_that_writes(tmp_path: Path) -> None
     lock.acquire()
     try:
         with pytest.raises(LockedError, match="in use by process"):
-            look_at(tmp_path)
+            read_status(tmp_path)
         threading.Timer(0.5, lock.release).start()
-        assert look_at(tmp_path, wait_s=60).log == read_log(tmp_path)
+        assert read_status(tmp_path, wait_s=60).log == read_log(tmp_path)
     finally:
         lock.release()
     with lock.shared():
-        assert look_at(tmp_path).log.jobs, "two that decide do not wait for each other"
+        assert read_status(tmp_path).log.jobs, "two that decide do not wait for each other"
         assert holder_of(state.lock) is None
 
 
@@ -167,7 +167,7 @@ def test_a_decision_knows_nothing_written_after_its_look(tmp_path: Path) -> None
     story = Story(3)
     events = list(story.go_on(20))
     state = story.write(tmp_path)
-    result = look_at(tmp_path)
+    result = read_status(tmp_path)
     with State(tmp_path) as held:
         held.record([decision_event(story.now_s + 1.0, 0.0, "fifo", 0.0)])
     _, rest = history(result.view, story.now_s + 5.0, (), None, "log").since(BASIS)
@@ -492,7 +492,7 @@ def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_pa
         one = StateDir(tmp_path / f"cut-{number}")
         shutil.copytree(state.path, one.path, ignore=HOME)
         os.truncate(one.events, to_bytes)
-        assert read_log(one.path) == known == look_at(one.path).log
+        assert read_log(one.path) == known == read_status(one.path).log
         view = LogView(one, keeps_events=True)
         view.refresh(to_the_end=True)
         kept, rest = view.history(BASIS)
