@@ -150,7 +150,9 @@ class JobGoodputs:
         batches = []
         for kind, one in able:
             limits = job_limits(job, kind.name, (one.gpus, one.gpus), self.speeds, begins_small=True)
-            batches.append(max(limits.least_batch, limits.least_local * one.gpus // job.per_replica))
+            smallest = limits.least_local * one.gpus // job.per_replica
+            is_fixed = job.spec.elastic != "size+batch"
+            batches.append(limits.least_batch if is_fixed else max(limits.least_batch, smallest))
         return GoodputRow(
             tuple(one for _, one in able), np.ones(len(able)), np.array(batches, dtype=np.int64)
         )

@@ -144,6 +144,14 @@ def test_types_without_measurements_are_known_by_one_replica() -> None:
         assert rest.startswith("times the goodput"), knowledge
 
 
+def test_a_fixed_batch_stays_where_nothing_is_measured():
+    spec = job("a", gpus=3, low=3, high=4, gpu_seconds=9.0)
+    unstated = spec.model_copy(update={"batch": spec.batch.model_copy(update={"size": None})})
+    result = opened(Sia(knowledge="measured"), cluster(4), unstated)
+    assert decided(result, 0.0) == {"a": 4}
+    assert result.jobs["a"].global_batch == 3
+
+
 def gpus(*nodes: int) -> sia.GpuType:
     return sia.gpu_types(node_states(mixed_cluster(gpu=nodes, other=(2,))))["gpu"]
 
