@@ -172,7 +172,7 @@ class Regrouping:
         return self._exit.leave() if self._context.left else cursors
 
     def _give_up(self, training: Training, reason: str) -> Leave:
-        return self._exit.save_and_leave(training, reason, stop_asked=self._watch.stop_asked)
+        return self._exit.save_and_leave(training, reason, lambda: self._watch.stop_asked)
 
     def _share_state(self, training: Training, cursors: Sequence[Cursor | None]) -> Resplit:
         """Give all workers of the group, which call this together, the state of the furthest.
