@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -195,7 +196,9 @@ class Policy:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        former = {new: vars(cls)[old] for old, new in _FORMER_TRAITS.items() if old in vars(cls)}
+        mixins = takewhile(lambda kind: not issubclass(kind, Policy), cls.__mro__[1:])
+        stated = {name: value for kind in reversed([cls, *mixins]) for name, value in vars(kind).items()}
+        former = {new: stated[old] for old, new in _FORMER_TRAITS.items() if old in stated}
         if former:
             cls.traits = replace(cls.traits, **former)
 
@@ -266,6 +269,20 @@ class Policy:
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         """Take up what ``dump_state`` gave; ``jobs`` are all jobs known, ended ones included."""
         del state, jobs
+
+
+class _FormerTrait:
+    """A trait as policies read it until version 0.1: a class variable."""
+
+    def __init__(self, trait: str) -> None:
+        self._trait = trait
+
+    def __get__(self, policy: object, kind: type[Policy]) -> Any:
+        return getattr(kind.traits, self._trait)
+
+
+for _former, _trait in _FORMER_TRAITS.items():
+    setattr(Policy, _former, _FormerTrait(_trait))
 
 
 OURS = Policy.__module__.partition(".")[0]

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -185,6 +186,21 @@ def test_a_description_says_when_a_policy_decides_and_its_traits():
 
 
 DECIDE = "def decide(self, snapshot, rng):\n    "
+
+
+def test_policies_may_state_and_read_traits_as_class_variables() -> None:
+    class Often:
+        elasticity = "size"
+        default_interval_s = 30.0
+
+    class Mine(Often, policy_class("las")):  # type: ignore[misc]
+        name = "mine"
+        heeds_deadlines = True
+
+    before = policy_class("las").traits
+    wanted = replace(before, elasticity="size", default_interval_s=30.0, uses_deadlines=True)
+    assert Mine.traits == wanted
+    assert (Mine().knows, Mine.elasticity, Mine().hears_epochs) == (before.knows, "size", False)
 
 
 @pytest.fixture
