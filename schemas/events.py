@@ -567,8 +567,8 @@ def detail_of(event: TypedEvent) -> Mapping[str, Any] | None:
         return event.stated
     known, other, detail = _keys_of(event.name), event.other or {}, dict[str, Any]()
     for key in dict.fromkeys((*(event.keys or ()), *known, *other)):
-        if key in other:
-            detail[key] = other[key]
-        elif key in known and (value := getattr(event, key)) != _UNSTATED.get(key):
+        if key in known and (value := getattr(event, key)) != _UNSTATED.get(key):
             detail[key] = None if value is Null.NULL else value
+        elif key in other:  # a field that was set since replaces what a script wrote in its place
+            detail[key] = other[key]
     return detail if detail or event.keys is not None else None
