@@ -47,11 +47,12 @@ def log_of(log: RunLog, name: EventName, *, settled: bool = True, **detail: Any)
     return report_events(WorkerEvents("a", 1, (event,), settled), log, 20.0, 3)
 
 
+@pytest.mark.parametrize("attempt", [9, "9", None])
 @pytest.mark.parametrize("name", ["progress", "epoch", "checkpoint"])
-def test_workers_say_nothing_that_only_the_service_can_know(name: EventName) -> None:
+def test_workers_say_nothing_that_only_the_service_can_know(name: EventName, attempt: object) -> None:
     """A script writes the file that their events are read from."""
     forged = {
-        "attempt": 9,
+        "attempt": attempt,
         "observed": {"placement": [8], "local_batch": 1, "accum": 1, "step_seconds": 0.001},
         "lost_workers": ["n0/0"],
         "idle": 0.1,
