@@ -63,6 +63,7 @@ from pliant.schemas.events import (
     Undrained,
     Unheld,
     Updated,
+    detail_of,
     typed,
 )  # fmt: skip
 from pliant.schemas.job import Job, updated_if_valid
@@ -629,6 +630,9 @@ class RunLog:
     def _decided(self, event: Decided) -> None:
         if event.restored is not None:
             self._restore(event.restored)
+            return
+        if self.info is None:  # the first event does not name the run
+            self.info = RunBegan(event.time, stated=detail_of(event)).info()
             return
         self.origin_s = self.origin_s if event.origin_s is None else event.origin_s
         self.policy_error = event.error or ""
