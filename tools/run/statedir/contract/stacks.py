@@ -136,10 +136,7 @@ def _is_own(name: str, frames: list[Frame]) -> bool:
     """Whether it is a thread of the library; Python before 3.14 does not name threads."""
     parts = (
         *("pliant/tools/run/elastic/stack_watch.py", "statedir/contract/liveness.py"),
-        *(
-            "pliant/tools/run/elastic/stacks.py",
-            "statedir/contract/presence.py",
-        ),  # workers of earlier versions
+        *("pliant/tools/run/elastic/stacks.py", "statedir/contract/presence.py"),  # of earlier versions
     )
     return name.startswith(OWN_THREADS) or any(frame.file.endswith(parts) for frame in frames)
 
