@@ -10,16 +10,12 @@ from experiments.harness.live import pliant, run_and_replay
 from experiments.rivals import today
 from experiments.rivals.figures import facts
 from experiments.shadow_price import live as shadow_price
-from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_profile
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.report.read_run import fold
-from pliant.tools.report.records import RunRecord
 from pliant.tools.run.statedir.contract.folders import JobDir
 from tests.benchmarks import in_process
-from tests.builders import cluster, job
-from tests.tools.report.runs import begin, submit
+from tests.builders import job
 
 HELIOS = """\
 job_id,user,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
@@ -43,16 +39,6 @@ def test_recorded_days_are_compared_with_policies(tmp_path: Path, monkeypatch: p
     message = facts({"grounds": {}, "today": result})
     assert message["today"].keys() == {"Helios, Saturn"}
     assert "acme/trace_seren.csv" in message["absent"]
-
-
-def run(*ends_s: float) -> RunRecord:
-    """Jobs of 10 s of one GPU's work that start at once and end at these times."""
-    names = [f"j{number}" for number in range(len(ends_s))]
-    events = [begin(cluster(len(ends_s)))]
-    for name in names:
-        events += [submit(job(name), 10.0), Event(0, "start", name, 1)]
-    events += [Event(end, "finish", name, 0) for end, name in sorted(zip(ends_s, names, strict=True))]
-    return fold(events)
 
 
 SCRIPT = """

@@ -139,22 +139,6 @@ def test_the_crontab_of_the_docs_prints_what_is_to_be_mailed(tmp_path: Path) -> 
     assert 'unknown policy "fofo"' in turn()
 
 
-def test_turns_keep_to_the_rules_of_the_cluster(inputs: Path) -> None:
-    """A job that would be preempted for one with less work is kept for its minimum."""
-    write_world(inputs, min_run_seconds=3600.0)
-    submit(inputs, "a")
-    turn_here(inputs, "las")
-    submit(inputs, "b")
-    assert "kept for" in turn_here(inputs, "las", "--explain")
-    seen = happened(inputs)
-    assert (seen["start", "a"], seen["preempt", "a"], seen["start", "b"]) == (1, 0, 0)
-    with chdir(inputs):
-        why = call("status", "a", "--state", "live", "--explain")
-        assert call("cancel", "a", "b", "--state", "live").exit_code == 0
-    assert "as the cluster rules" in " ".join(why.stdout.split())
-    turn_here(inputs, "las")
-
-
 def test_the_timer_of_the_examples_runs_a_turn(sh: Shell, inputs: Path) -> None:
     service, timer = configparser.ConfigParser(strict=False), configparser.ConfigParser()
     service.optionxform = timer.optionxform = str  # type: ignore[method-assign,assignment]

@@ -3,13 +3,11 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
-from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_and_follow, run_until_done
@@ -19,8 +17,6 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import QUICK, Site, in_order
@@ -152,11 +148,6 @@ def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:
     assert "submit a" in passed, "a report needs all of them"
 
 
-def failed_decisions(site: Site) -> list[str]:
-    details = [event.detail or {} for event in site.events() if event.event == "decision"]
-    return [detail["error"] for detail in details if "error" in detail]
-
-
 def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(site: Site, monkeypatch, caplog) -> None:
     monkeypatch.setattr(Fifo, "explain", lambda self, snapshot: 1 / 0)
     monkeypatch.setattr(Fifo, "dump_state", lambda self: {"queue": object()})
@@ -164,50 +155,3 @@ def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(site: Site, monke
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
     assert "ZeroDivisionError: division by zero; the schedule does without" in caplog.text
     assert len({line for line in caplog.messages if "the schedule does without" in line}) == 2
-
-
-def test_a_failed_decision_is_put_back_and_made_at_the_next_change(site: Site, monkeypatch, caplog) -> None:
-    """The policy fails; then its schedule cannot be written, but a job that it rejects is out."""
-    decide, given = Fifo.decide, Schedule.given
-    failures: list[Exception] = [ValueError("y"), KeyError("x")]
-
-    def may_fail(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        if "b" in snapshot.jobs and len(failures) == 2:
-            raise failures.pop()
-        decision = decide(self, snapshot, rng)
-        if {"a", "c"} <= snapshot.jobs.keys():
-            decision.targets.pop("a", None)
-            decision.rejected["a"] = "out of fashion"
-        return decision
-
-    def given_or_not(schedule: Schedule) -> list[Allocation]:
-        if len(failures) == 1 and "b" in {each.job for each in schedule.allocations}:
-            raise failures.pop()
-        return given(schedule)
-
-    monkeypatch.setattr(Fifo, "decide", may_fail)
-    monkeypatch.setattr(Schedule, "given", given_or_not)
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6)),
-            (trains("a"), lambda: ask(site, "b")),
-            lambda log: len(failed_decisions(site)) == 1,
-            *[nothing] * 9,  # turns
-            (phase("b", "waiting"), lambda: ask(site, "c")),
-            lambda log: phase("a", "rejected")(log) and "a" not in log.broken_off,
-            (phase("b", "waiting"), lambda: ask(site, "d")),
-            *(phase(job_id, "finished") for job_id in "bcd"),
-        ),
-    )
-    failed, unwritten = failed_decisions(site)
-    assert failed == "policy \"fifo\": KeyError: 'x'"
-    assert "ValueError: y" in unwritten
-    assert caplog.text.count("KeyError: 'x'; what runs goes on as it is") == 1
-    assert site.of("a") == ["submit a", "start a 1", "reject a 0"], "it trained on after the first failure"
-    assert site.log().jobs["a"].reason == "out of fashion"
-    assert site.of("b") == ["submit b", "start b 1", "finish b 0"]
-
-
-def silent(log: RunLog, now_s: float) -> None:
-    pass

@@ -4,16 +4,14 @@ import gc
 import sys
 import tracemalloc
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, Final
 from zlib import crc32
 
 from pliant.schemas.file_io.events import LogPlace
 from pliant.schemas.io import write_cluster
-from pliant.schemas.job import Job
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.submit import cancel, order_jobs
@@ -25,8 +23,6 @@ from pliant.tools.schedule.policies.fair_share import FairShare
 from pliant.tools.schedule.session.saved import LazyDict
 from tests.builders import cluster, job
 from tests.tools.run.instant import InstantBackend, opens
-from tests.tools.run.simulated.nodes import SAMPLES
-from tests.tools.run.simulated.workers import SAMPLES_PER_GPU_S
 
 JOBS = 40
 _NO_STATE = (type, ModuleType, FunctionType, InstantBackend)
@@ -153,27 +149,3 @@ def test_a_loop_leaves_no_garbage_that_waits_for_a_collector(tmp_path: Path) -> 
             gc.set_debug(0)
             gc.garbage.clear()
             gc.enable()
-
-
-HOUR_S: Final = 600.0
-"""Of this day: a sixth of a real one, so that a day has few turns."""
-DAY: Final[Mapping[str, tuple[tuple[float, int, float], ...]]] = {
-    "night": ((0.0, 8, 60.0), (0.2, 8, 40.0)),
-    "lab": ((6.0, 4, 6.0), (6.5, 8, 4.0), (13.0, 2, 3.0), (13.0, 2, 3.0)),
-    "web": ((12.0, 2, 2.0), (12.5, 4, 4.0), (18.0, 8, 8.0)),
-}
-"""Of each team, jobs: the hour at which one comes, the most GPUs that it can use, GPU-hours."""
-
-
-def day(*, live: bool) -> Iterator[Job]:
-    """The jobs in order of their arrival; live ones state samples and what is to run."""
-    for team, jobs in DAY.items():
-        for number, (hour, gpus, gpu_hours) in enumerate(jobs):
-            gpu_seconds = gpu_hours * HOUR_S
-            samples = gpu_seconds * SAMPLES_PER_GPU_S
-            command = ("train.py", SAMPLES, str(samples))
-            lives = {"command": command, "workdir": "/", "work": {"samples": samples}, "batch": 8}
-            work: dict[str, Any] = lives if live else {"gpu_seconds": gpu_seconds}
-            yield job(
-                f"{team}-{number}", at=hour * HOUR_S, gpus=min(2, gpus), low=1, high=gpus, user=team, **work
-            )

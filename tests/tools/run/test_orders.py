@@ -1,5 +1,4 @@
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from pliant.cli.status import Form, status
-from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.job import Changes
@@ -189,33 +187,6 @@ def test_cron_sees_orders_before_the_run_writes_them_down(site: Site) -> None:
     end_all(site, "a", "b")
 
 
-def test_an_order_about_a_lost_job_is_dropped(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    ask(site, "a", samples=20)
-    order_jobs(site.state, "hold", ["a"])
-    (submission,) = StateDir(site.state).spool.glob("*.jobs.jsonl")
-    submission.unlink()
-    run_and_follow(begin(site, "fifo"), story())
-    assert "there is no job a any more" in caplog.text
-    assert requests(site) == []
-
-
-@pytest.mark.services
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_another_user_orders_nothing(site: Site) -> None:
-    ask(site, "a", samples=20)
-    os.chown(site.state, 12345, 12345)
-    with pytest.raises(UsageError, match="belongs to"):
-        order_jobs(site.state, "hold", ["a"])
-    os.chown(site.state, 0, 0)
-
-
-def test_a_job_beyond_the_limit_of_its_user_is_refused(site: Site) -> None:
-    with_cluster(site, 4, user_limits={"alice": UserLimit(gpus=2)})
-    run_and_follow(begin(site, "fifo"), story())
-    with pytest.raises(BadInputError, match='requests 3 GPUs, user "alice" may hold 2'):
-        ask(site, "a", gpus=3, user="alice")
-
-
 def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site, lines = two_nodes, []
 
@@ -244,18 +215,7 @@ def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureF
     assert line.endswith(": fans")
     (drained,) = json.loads(capsys.readouterr().out)["drained_nodes"]
     assert (drained["node"], drained["reason"], drained["now"], drained["jobs"]) == ("n0", "fans", False, [])
-
-    ask(site, "d", samples=1e6, gpus=2)
-    before = decided(site)
-    order_nodes(site.state, "drain", ["n0"])
-    cron(site, before)
-    assert placement(site, "d") == {}, "the schedule is older than the drain"
-    cron(site)
-    assert placement(site, "d") == {}
-    order_nodes(site.state, "resume", ["n0"])
-    run_and_follow(go_on(site), story(trains("d")))
-    assert placement(site, "d") == {"n0": 2}
-    end_all(site, "b", "d")
+    end_all(site, "b")
 
 
 def test_unknown_nodes_are_refused_and_others_wait_in_the_spool(two_nodes: Site) -> None:
@@ -264,9 +224,6 @@ def test_unknown_nodes_are_refused_and_others_wait_in_the_spool(two_nodes: Site)
     with pytest.raises(UsageError, match="no run has begun there, so its nodes are not known"):
         order_nodes(site.state, "drain", ["n0"])
     run_and_follow(begin(site, "fifo"), story(phase("a", "finished")))
-    with pytest.raises(UsageError, match="has no node n7; it has: n0, n1"):
-        order_nodes(site.state, "drain", ["n0", "n7"])
-    assert requests(site) == []
     ask(site, "n0", samples=20)
     order_jobs(site.state, "hold", ["n0"])  # a job of the same name
     order_nodes(site.state, "resume", ["n0"])
@@ -359,33 +316,6 @@ def test_notices_outlive_a_restart_and_the_earlier_one_counts() -> None:
     assert found.of(["n0", "n1", "n2"]) == found.of(["n1", "n0"]) == Notice(0.0, 70.0, 90.0)
     assert found.of(["n2", "n1"]) == found.by_node["n1"]
     assert found.late(0.0) == {"n1": "is to be left: bob has ordered it"}
-
-
-def test_a_job_that_ignores_a_notice_is_killed_in_the_end(site: Site) -> None:
-    with_cluster(site, 1, 1)
-    last_s: list[float] = []
-
-    def watch(log: RunLog) -> bool:
-        if not left_running(site.folder):
-            return "n0" in log.drained
-        if "n0" in log.drained:
-            last_s.append(time.time())
-        return False
-
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", "--stubborn", samples=1e6)),
-            (trains("a"), leave(site, "n1", 600.0)),
-            (lambda log: "n1" in log.drained, leave(site, "n0", 3.0)),
-            watch,
-        ),
-    )
-    until_s = site.log().drained["n0"].until_s
-    assert until_s is not None
-    assert last_s[-1] > until_s - 0.5, "it had all of the time"
-    assert in_order(["start a 1", "drain None", "drain None", "preempt a 0"], site.story())
-    end_all(site, "a")
 
 
 def test_jobs_leave_though_the_policy_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

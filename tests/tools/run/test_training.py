@@ -199,32 +199,6 @@ def test_a_lost_worker_is_replaced_as_its_job_trains(site: Site, caplog: pytest.
     assert 0 < saved < resumed
 
 
-def test_a_new_worker_that_fails_leaves_the_others_training(site: Site) -> None:
-    """Its slot is left out for a while, by the log too, and the attempt goes on to its end."""
-    step = "        optimizer.zero_grad()"
-    broken = f"""        if job.rank == 1:
-            gate.touch()
-            raise FileNotFoundError("no such cache: /scratch/tokens")
-{step}"""
-    text = slow_until_the_gate(site).replace(step, broken)
-    site.job("long", 60, 0.5, text=text, samples=60 * 64, high=2)
-    site.job("short", "--gate", site.folder / "other-gate", samples=100.0, elastic="size", high=1)
-    log = run(site, "fair-share", (trains("long"), (site.folder / "other-gate").touch))
-    assert site.of("long")[:5] == [
-        *("submit long", "start long 1", "grow long 2", "shrink long 1", "slot_down long")
-    ]
-    assert log.jobs["long"].samples_done == 60 * 64
-    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
-    (down,) = details(site, "long", "slot_down")
-    assert (down["slot"], down["by"]) == ("n0/1", "long")
-    _, shrunk, *later = [event for event in site.events() if event.event in {"grow", "shrink"}]
-    reason = (shrunk.detail or {})["reason"]
-    assert reason.startswith("the new workers on n0/1 ended in their first steps: ")
-    assert "FileNotFoundError: no such cache: /scratch/tokens" in reason
-    assert reason.endswith("n0/1 is left out for 60 s")
-    assert not later or later[0].time - shrunk.time >= 60, "a slow machine gets to another try"
-
-
 OWN_GROUP = 'import torch\ntorch.distributed.init_process_group("gloo")\n'
 FAILURES = {
     "import no_such_module": "exit code 1: ModuleNotFoundError: No module named 'no_such_module'",

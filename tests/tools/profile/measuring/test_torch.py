@@ -39,10 +39,6 @@ raise AssertionError("a sweep ends the script")
 """
 
 
-def script(*arguments: str) -> Script:
-    return Script("net", (SCRIPT, *arguments))
-
-
 def short(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> LaunchEnd:
     return launch(script, workers, request.model_copy(update={"least_seconds": 0.0}), advance)
 

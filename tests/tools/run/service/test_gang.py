@@ -382,18 +382,6 @@ def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: L
     assert training.backend.asked == ["kill [2]"]
 
 
-def test_a_slot_that_loses_worker_after_worker_is_given_up(training: Scene, lives: Lives) -> None:
-    for number in range(2, 7):
-        assert training.gang.failure() is None
-        training.goes_on(training.gang.plan.members[0], make_member(Slot("n1", 0), NodeInfo("n1", 1), number))
-        training.reaches(training.gang.plan.generation)
-        training.gang.statuses = (*training.gang.statuses, RUNNING)
-        lives.of[number] = "gone"
-        training.watch(number + 0.5, number + 0.6)
-    assert (training.members, training.gang.stopping) == ([0], False)
-    assert training.gang.failure() == WorkerFailure((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
-
-
 def test_a_new_worker_is_waited_for_while_it_is_wanted(training: Scene, lives: Lives) -> None:
     training.grows()
     lives.of[2] = "absent"

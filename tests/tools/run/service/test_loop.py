@@ -18,7 +18,6 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.run import Interrupts, in_background, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
@@ -323,26 +322,6 @@ def test_only_a_job_whose_files_nothing_can_replace_starts_again(tmp_path: Path)
     run_once(site.options("fifo"))
     for name in "abc":
         assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
-
-
-def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
-    """One job has finished, another one was preempted: the first is left out, the second resumes."""
-    site.job("a", samples=20)
-    site.job("b", samples=1e6)
-    run_once(site.options("fifo"))
-    until(StateDir(site.state).job("a").attempt(1).exit_code(0).exists)
-    both, site.jobs = site.jobs, []
-    preempting = site.options("fifo")
-    run_once(preempting)
-    assert site.of("a")[-1] == "finish a 0"
-    site.jobs = both
-    again = RunOptions(site.state, site.schedule("fifo"), timeouts=preempting.timeouts)
-    lines = runner.dry_run_text(again, resume=False).splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == ["resume b: nothing -> n0/0 (attempt 2)"]
-    run_once(again)
-    assert site.story()[-1] == "resume b 1"
-    site.jobs.clear()
-    run_once(site.options("fifo"))
 
 
 # Signals that a run counts, and a loop that is left in the background.

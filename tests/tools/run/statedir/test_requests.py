@@ -236,16 +236,6 @@ def test_a_wait_goes_by_the_clock_of_the_submission(dirs: StateDir, monkeypatch:
     assert logged == {"now": NOW_S, "later": NOW_S + 20}, "at its own time, and never in the future"
 
 
-def test_the_next_run_adds_what_was_asked_for_until_now(dirs: StateDir) -> None:
-    ask(dirs, runs("a"), runs("later", at=100.0))
-    own = Spool(dirs)
-    with own.locked():
-        for _ in range(2):
-            own.request_cancel(["old"])
-    events = requested(own.requests(), fold([submit_event(runs("old"), 1.0)]), NOW_S)
-    assert [(event.event, event.job) for event in events] == [("submit", "a"), ("cancel", "old")]
-
-
 def test_a_file_that_is_no_request_is_named_once(dirs: StateDir, caplog: pytest.LogCaptureFixture) -> None:
     ask(dirs, runs("a"))
     (dirs.spool / "00000000000000000001.jobs.jsonl").write_text("no job")
@@ -261,7 +251,7 @@ def test_a_file_that_is_no_request_is_named_once(dirs: StateDir, caplog: pytest.
 
 
 @pytest.mark.parametrize("what", ["order", "cancellation"])
-def test_a_request_waits_for_a_submission_that_cannot_be_read(dirs: StateDir, monkeypatch, what) -> None:
+def test_a_request_waits_for_a_submission_that_cannot_be_read(dirs: StateDir, monkeypatch, caplog, what):
     """The submission was acknowledged: a shortage of a second drops neither it nor what follows it."""
     begun(dirs, runs("a"))
     order_jobs(dirs.path, "hold", ["a"]) if what == "order" else cancel(dirs.path, ["a"])
@@ -275,7 +265,8 @@ def test_a_request_waits_for_a_submission_that_cannot_be_read(dirs: StateDir, mo
     assert second.asks
     first.path.unlink()
     own.settle(RunLog())
-    assert own.requests() == [], "there is no such job any more"
+    assert own.requests() == []
+    assert ("there is no job a any more" in caplog.text) == (what == "order")
 
 
 def test_an_unlisted_folder_ends_no_loop(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:

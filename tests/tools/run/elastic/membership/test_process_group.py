@@ -43,7 +43,7 @@ from pliant.tools.run.elastic.membership.process_group import (
 from pliant.tools.run.elastic.membership.rendezvous import LostWorkerWatch
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.liveness import LivenessFile, life
+from pliant.tools.run.statedir.contract.liveness import SURE_S, LivenessFile, life
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Plan
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.gang import plan, put
@@ -398,34 +398,18 @@ def test_a_missing_worker_that_no_plan_has_is_lost(tmp_path: Path) -> None:
     assert at_the_first.lost() == [], "a plan that counts on it is not for those that do without it"
 
 
-def falls_silent(rank: int, count: int, folder: Path) -> list[str]:
-    """Worker 1 lives, then stands still, or its host is dead and the file server has not noticed."""
-    job = JobDir(folder)
-    if rank == 1:
-        own = LivenessFile(job.attempt(1).presence(1))
-        own.begin()
-        (folder / "here").touch()
-        until((folder / "seen").exists)
-        own.end()
-        (folder / "silent").touch()
-        until((folder / "over").exists)
-        return []
-    until((folder / "here").exists)
-    assert looking(job).lost() == [], "it lives, and has yet to leave"
-    (folder / "seen").touch()
-    until((folder / "silent").exists)
+def test_a_locked_but_silent_worker_is_lost(tmp_path: Path, monkeypatch: Patch) -> None:
+    """It stands still, or its host is dead and the file server has not noticed."""
+    job, now_s = site(tmp_path), [0.0]
+    write_plan(job, plan(2, (0,)))
+    monkeypatch.setattr(rendezvous, "life", lambda _path: "alive")
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     watching = looking(job)
     assert watching.lost() == [], "not at the first look"
-    result: list[str] = []
-    until(lambda: result.extend(watching.lost()) or result)  # type: ignore[func-returns-value]
-    (folder / "over").touch()
-    return result
-
-
-def test_a_locked_but_silent_worker_is_lost(tmp_path: Path) -> None:
-    job = site(tmp_path)
-    write_plan(job, plan(2, (0,)))
-    assert in_processes(falls_silent, 2, tmp_path) == [["n0/1"], []]
+    now_s[0] += SURE_S - 0.1
+    assert watching.lost() == []
+    now_s[0] += 0.1
+    assert watching.lost() == ["n0/1"]
 
 
 def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

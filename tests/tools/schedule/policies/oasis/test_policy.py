@@ -248,13 +248,3 @@ def test_what_known_jobs_are_worth_counts_from_when_each_comes(slot, kind, tmp_p
     later = known_from(slot * SLOT_S, kind, tmp_path)
     assert at_once[0] == pytest.approx(9.707, abs=5e-4)
     assert later == at_once
-
-
-def fleet() -> Cluster:
-    """Nodes of workers that are all different, and nodes of parameter servers."""
-    workers = [
-        {"name": f"w{index}", "gpus": 4 + index, "cpus": 12.0 + index, "memory": 40 - index, "bandwidth": 8.0}
-        for index in range(3)
-    ]
-    servers = [{"name": f"p{index}", "gpus": 0, "cpus": 4.0, "bandwidth": 6.0} for index in range(2)]
-    return Cluster.model_validate({"nodes": (*workers, *servers)})

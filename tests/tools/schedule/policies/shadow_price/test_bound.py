@@ -184,12 +184,6 @@ def test_what_is_not_promised_and_what_four_deals_are() -> None:
 GPUS = 4
 FOUR = Speeds(curves(), node_states(cluster(GPUS)))
 TERMS = EqualDeals(grace=0.0, grace_s=50.0, deal_s=100.0, lost_s=20.0)
-rows = st.lists(
-    st.tuples(st.integers(0, 300), st.integers(1, 900), st.integers(1, 3), st.integers(3, 4)),
-    min_size=1,
-    max_size=8,
-)
-"""Submission, samples, least and most GPUs."""
 
 
 def rates_of(job: JobState) -> tuple[Ints, Floats]:
