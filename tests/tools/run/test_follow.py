@@ -7,7 +7,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_schedule, write_cluster
+from pliant.schemas.io import read_schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_and_follow, run_until_done
@@ -17,7 +17,6 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
-from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import QUICK, Site, in_order
 
@@ -124,9 +123,6 @@ def test_a_run_is_begun_with_a_cluster_and_goes_on_with_its_own(site: Site) -> N
     assert not site.state.exists()
     run_and_follow(begin(site), story())
     run_and_follow(begin(site), story())
-    write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
-    with pytest.raises(UsageError, match=r"other.json:\d+: /nodes/0/gpus: 3, and the run has 2"):
-        run_and_follow(replace(begin(site), cluster=str(site.folder / "other.json")), story())
     site.job("a")
     with pytest.raises(UsageError, match="began with other jobs: name no schedule"):
         run_and_follow(RunOptions(site.state, site.schedule()), story())

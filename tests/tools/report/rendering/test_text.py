@@ -14,7 +14,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_metrics
 from pliant.schemas.metrics import RUN_ROWS, ReportedRun
-from pliant.schemas.text import narrowest, one_line, width_of
+from pliant.schemas.text import width_of
 from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.expectations import Expectations, check_expectations
 from pliant.tools.report.figures.plots import jct_plot
@@ -138,11 +138,6 @@ def test_numbers_keep_digits_and_tables_are_split() -> None:
 
 
 widths = st.integers(40, 200)
-printed = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).map(one_line)
-words = printed.filter(lambda text: narrowest(text) < 5)
-figures = st.floats(-1e9, 1e9).map(lambda value: f"{sections.number(value, 2)} (0.88×)")
-
-
 names = st.text("abc-[] ü模", min_size=1, max_size=60)
 shown = st.builds(Shown, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 

@@ -115,8 +115,6 @@ SLOT = WorkerFailure((Slot("n0", 1),), "no memory")
         (Displaced("a", "gone", left(1)), "shrink", 1),
         (Displaced("a", "gone", left(0)), "requeue", 0),
         (Idled("a", "idle", left(1), 60.0), "shrink", 1),
-        (StartFailed("a", 1, SLOT, left(1)), "shrink", 1),
-        (StartFailed("a", 1, SLOT, left(0)), "requeue", 0),
         (MovedOff("a", "n0/1", "slow", left(2)), "move", 2),
         (Lost("a", 1, (Slot("n0", 1),), "fell"), "progress", 2),
     ],

@@ -30,13 +30,6 @@ def sizes(gpus: int, *curves: Curve, users: Sequence[str] = (), quota: int | Non
     return optimizer(gpus, curves, users, quota).sizes()
 
 
-def worth(curves: Sequence[Curve], result: Sequence[int]) -> float:
-    return sum(curve[size] for curve, size in zip(curves, result, strict=True))
-
-
-Jobs = list[tuple[Curve, str]]
-
-
 def test_a_job_that_does_not_fit_changes_nothing_and_equals_come_in_order() -> None:
     result = optimizer(4, [[0, 1, 2], [0, -inf, 1]])
     assert not result.add(gains_of([0, -inf, 1]))
