@@ -49,6 +49,7 @@ def main() -> None:
     from pliant.cli.orders import cancel
     from pliant.cli.run import run
     from pliant.cli.schedule import schedule
+    from pliant.cli.serve import serve
     from pliant.cli.status import status
     from pliant.cli.submit import submit
 
@@ -58,7 +59,7 @@ def main() -> None:
         del sys.argv[1:5]
     runner.open_backend = plain
     app = typer.Typer(pretty_exceptions_enable=False)
-    for function in (run, schedule, submit, cancel, status, log):
+    for function in (run, serve, schedule, submit, cancel, status, log):
         app.command()(command(function))
     app()
 
