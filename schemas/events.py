@@ -541,9 +541,34 @@ def typed(row: Event) -> TypedEvent:
         for key, value in detail.items():
             if type(value) in types.get(key, _NO_TYPE):
                 said[key] = Null.NULL if value is None else value
+            elif isinstance(value, float) and float in types.get(key, _NO_TYPE):
+                said[key] = value  # of numpy
             else:
                 other[key] = value
         said["keys"], said["other"] = tuple(detail), other or None
+    return event
+
+
+_REQUIRED: Final[Mapping[EventName, str]] = {
+    **dict.fromkeys((NodeDown.name, NodeUp.name, Drained.name, Undrained.name), "node"),
+    Prioritized.name: "priority",
+    Updated.name: "changes",
+    SlotQuarantined.name: "seconds",
+}
+"""Keys without which events of a kind say nothing."""
+
+
+def checked(row: Event) -> TypedEvent:
+    """The event of a row that a record is to follow.
+
+    :raises ValueError: it lacks a key, or a value is of another type than its field's.
+    """
+    event = typed(row)
+    required = _REQUIRED.get(row.event)
+    if required is not None and required not in (event.keys or ()):
+        raise ValueError(f"the event does not state {required!r}")
+    if event.other and (wrong := event.other.keys() & _keys_of(row.event).keys()):
+        raise ValueError(f"{min(wrong)!r} of the event has the wrong type")
     return event
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from pliant.schemas import job_table
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.io import read_events, write_cluster, write_jobs, write_profile
-from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.replay import batch, output
 from pliant.tools.replay.batch import Task
@@ -60,7 +60,7 @@ def refuses_memory_after(calls: int, allowed: Callable[..., Any]) -> Callable[..
 
 
 def test_a_trace_too_large_for_memory_is_exit_69(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Job, "model_validate_json", refuses_memory_after(1, Job.model_validate_json))
+    monkeypatch.setattr(job_table, "from_json", refuses_memory_after(1, job_table.from_json))
     done = call("replay", *FILES, "--policy", "fifo", "-o", "out/")
     assert (done.exit_code, done.stdout) == (69, "")
     assert done.stderr.startswith("pliant: memory ran out after 1 records of jobs.jsonl; nothing was half-")

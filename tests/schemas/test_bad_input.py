@@ -123,7 +123,6 @@ def test_problems_are_told_in_one_go_up_to_twenty() -> None:
         (b"[" * 20000, ["jobs.jsonl:1: not readable JSON: nested too deeply"]),
         (b'{"labels": ' + b'{"a":' * 300 + b"1" + b"}" * 301, ["jobs.jsonl:1: not readable JSON: recursion limit exceeded"]),
         (b'{"user": "\\ud800"}', ["jobs.jsonl:1: not readable JSON: unexpected end of hex escape"]),
-        (b"PAR1....PAR1", ["jobs.jsonl: is a Parquet file, expected a 'job' file in JSON"]),
         (b'{\n"id": "a"\n}', ["jobs.jsonl: is one JSON text over many lines, expected one JSON object a line"]),
         (b'{"schema":"pliant.job/2"}', ["jobs.jsonl:1: /schema: major version 2 of 'job' is unknown, this pliant reads version 1"]),
         (b'{"schema":"pliant.cluster/1",\n"nodes":[]}', ["jobs.jsonl:1: /schema: this is a 'cluster' file, expected a 'job' file ('pliant.job/1')"]),

@@ -46,7 +46,7 @@ from pliant.schemas.events import (
     Undrained,
     Unheld,
     Updated,
-    typed,
+    checked,
 )  # fmt: skip
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job, updated_if_valid
@@ -216,10 +216,10 @@ def apply_events(session: Session, rows: Sequence[Event]) -> None:
     :raises KeyError: a job or a node is not known.
     :raises ValueError: the events contradict what the session knows.
     """
-    event = typed(rows[0])
+    event = checked(rows[0])
     match event:
         case Started() | Resized() | Moved() | Preempted():
-            _apply_allocations(session, [typed(row) for row in rows if row.job not in session.book.ended])
+            _apply_allocations(session, [checked(row) for row in rows if row.job not in session.book.ended])
         case Submitted():
             session.submit_accepted(_job(event), event.time)
         case NodeDown() | NodeUp():

@@ -168,7 +168,7 @@ class Traits:
     """
 
 
-_FORMER_TRAITS: Final = {field.name: field.name for field in fields(Traits)} | {
+_RENAMED: Final = {
     "heeds_deadlines": "uses_deadlines",
     "trusts_guesses": "uses_guessed_speeds",
     "of_unknown_work": "unknown_work",
@@ -178,6 +178,9 @@ _FORMER_TRAITS: Final = {field.name: field.name for field in fields(Traits)} | {
     "asks_oracle": "uses_oracle",
     "knows_future": "needs_future",
     "asks_forecast": "uses_forecast",
+}
+_FORMER_TRAITS: Final = _RENAMED | {
+    field.name: field.name for field in fields(Traits) if field.name not in _RENAMED.values()
 }
 """Traits by the class variables that said them until version 0.1; policies may still set these."""
 

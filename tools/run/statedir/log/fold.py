@@ -63,8 +63,8 @@ from pliant.schemas.events import (
     Undrained,
     Unheld,
     Updated,
+    checked,
     detail_of,
-    typed,
 )  # fmt: skip
 from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.runinfo import RunInfo
@@ -527,7 +527,7 @@ class RunLog:
     """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
     def add(self, row: Event) -> None:
-        event = typed(row)
+        event = checked(row)
         self.last_s = max(self.last_s, event.time)
         if isinstance(event, Ordered | Requeued) and event.order is not None:
             before = self.executed if event.time == self.executed_s else ()
