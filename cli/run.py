@@ -106,6 +106,6 @@ def run(
     Example: pliant schedule jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
     arguments = RunArguments(**locals())
-    if shared:
+    if shared and follow:
         note_old("pliant run --follow --shared", "pliant serve")
     arguments.run()

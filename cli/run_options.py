@@ -134,9 +134,11 @@ class RunArguments:
             raise UsageError(f"{name} needs --state: the folder that jobs are submitted to")
         given = {"--roles": self.roles, "--munge": self.munge, "--allow-root-jobs": self.allow_root_jobs}
         for name in [name for name, value in given.items() if value] if not self.shared else ():
-            raise UsageError(f"{name} goes with --shared")
+            raise UsageError(f"{name} goes with pliant serve")
         if self.shared and not self.follow:
-            raise UsageError("--shared goes with --follow: others ask while a run is there")
+            raise UsageError(
+                "--shared goes with --follow, as in pliant serve: others ask while a run is there"
+            )
         if self.shared and os.geteuid() != 0:
             raise UsageError("pliant serve starts the jobs of other accounts as them: only root can")
 

@@ -60,7 +60,7 @@ def refuses_memory_after(calls: int, allowed: Callable[..., Any]) -> Callable[..
 
 
 def test_a_trace_too_large_for_memory_is_exit_69(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_table, "from_json", refuses_memory_after(2, job_table.from_json))
+    monkeypatch.setattr(job_table, "from_json", refuses_memory_after(3, job_table.from_json))
     done = call("replay", *FILES, "--policy", "fifo", "-o", "out/")
     assert (done.exit_code, done.stdout) == (69, "")
     assert done.stderr.startswith("pliant: memory ran out after 1 records of jobs.jsonl; nothing was half-")

@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 from pliant.schemas.errors import PliantError
 from pliant.schemas.job import Elasticity
@@ -167,6 +167,12 @@ class Traits:
     hold; it keeps every rule and decides alike however often it is rebuilt.
     """
 
+    def __post_init__(self) -> None:
+        allowed = {"elasticity": get_args(Elasticity), "knows": get_args(Knows)}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"trait {name} is {getattr(self, name)!r}, expected {' or '.join(values)}")
+
 
 _RENAMED: Final = {
     "heeds_deadlines": "uses_deadlines",
@@ -199,6 +205,8 @@ class Policy:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if not isinstance(cls.traits, Traits):
+            raise TypeError(f"traits of policy {cls.__name__} are {cls.traits!r}, expected Traits(…)")
         mixins = takewhile(lambda kind: not issubclass(kind, Policy), cls.__mro__[1:])
         stated = {name: value for kind in reversed([cls, *mixins]) for name, value in vars(kind).items()}
         former = {new: stated[old] for old, new in _FORMER_TRAITS.items() if old in stated}

@@ -262,7 +262,7 @@ def _without(
     if not job.job.can_train_on(report.left.gpus):
         return row_of(Requeued(time_s, report.job_id, 0, (), reason=reason, wait_seconds=wait_s))
     event = _placed(Shrunk, time_s, report.left, reason)
-    return row_of(replace(event, setback=True, wait_seconds=wait_s))
+    return row_of(replace(event, setback=True, wait_seconds=wait_s, keys=("reason", "wait_seconds")))
 
 
 def idle_event(job_id: str, time_s: float, found: IdleJob) -> Event:

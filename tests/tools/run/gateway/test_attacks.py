@@ -265,7 +265,7 @@ def test_a_shared_run_is_root_s_and_stays_shared():
             return [done.exit_code, done.stderr]
 
         code, error = run("state", "--roles", "roles.json")
-        assert (code, "--roles goes with --shared" in str(error)) == (2, True)
+        assert (code, "--roles goes with pliant serve" in str(error)) == (2, True)
         dirs = StateDir(folder / "state")
         make_own(dirs)
         make_shared(dirs)

@@ -642,7 +642,7 @@ class RunLog:
 
     def _restore(self, kept: Mapping[str, Any]) -> None:
         """Take over what a snapshot knew, as far as this version has its fields."""
-        kept = {_RENAMED.get(name, name): value for name, value in kept.items()}
+        kept = {RENAMED.get(name, name): value for name, value in kept.items()}
         own = {name: value for name, value in kept.items() if name in RESTORED}
         _set(self, RUN_RECORD.validate_json(json.dumps(own)), own)
         for job_id, values in kept.get("jobs", {}).items():
@@ -656,7 +656,7 @@ JOB_RECORD: Final = TypeAdapter(JobLog)
 RUN_RECORD: Final = TypeAdapter(RunLog)
 RESTORED: Final = frozenset(each.name for each in fields(RunLog) if each.compare) - {"info", "jobs", "active"}
 """Fields of a run's record that a snapshot can give back."""
-_RENAMED: Final = {"suspects": "slot_faults"}
+RENAMED: Final = {"suspects": "slot_faults"}
 """Names of these fields in logs that earlier versions repaired."""
 
 

@@ -69,6 +69,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import on_clock, submit_event
 from pliant.tools.run.statedir.log.fold import (
     JOB_RECORD,
+    RENAMED,
     RESTORED,
     RUN_RECORD,
     Drain,
@@ -400,7 +401,8 @@ def _rest(log: RunLog, known: RunLog) -> Event | None:
     if not own and not jobs:
         return None
     policy = "" if known.info is None else known.info.policy
-    restored = {**own, "jobs": jobs}
+    former = {name: former for former, name in RENAMED.items()}
+    restored = {**{former.get(name, name): value for name, value in own.items()}, "jobs": jobs}
     said = Decided(known.last_s, origin_s=known.origin_s, policy=policy, restored=restored)
     return row_of(replace(said, error=known.policy_error or None))
 
