@@ -329,7 +329,7 @@ class Utility(Record):
     value: WorkAmount = 1.0
     """What finishing early enough is worth, in units of the owner's choice (γ1 of OASiS)."""
     decay: NonNegativeFloat = 0.0
-    """Of a sigmoid, per second: 0 does not mind the time (γ2)."""
+    """Slope of a sigmoid, per second: 0 ignores the time (γ2)."""
     target: NonNegativeFloat | None = None
     """Seconds from the submission in which it is to finish (γ3). Default: 0."""
 
@@ -363,10 +363,10 @@ class ResourceDemand(Record):
     """
 
     worker: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    """Of one worker, which holds one of the job's GPUs (or CPU slots); of a job without GPUs, of all of it,
+    """Demand of one worker, which holds one of the job's GPUs (or CPU slots); of a whole job without GPUs,
     by default one cpu."""
     ps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    """Of one parameter server; there are enough of them for the bandwidth of all workers, at least one, and
+    """Demand of one parameter server; there are enough for the bandwidth of all workers, at least one, and
     at most as many as workers. Default: the job has none."""
 
 
@@ -426,7 +426,7 @@ class Job(Record):
     """What starts the command. program: nothing, it is run as it is, once; python: Python, once; torchrun: a
     worker for each of its GPUs. Default: what ``submit`` and ``run`` find out (docs/running.md)."""
     tasks: Tasks | None = None
-    """Of what its command is started for each: node, with its GPUs there, or slot, with one GPU. Each process
+    """Unit for which its command is started: node, with its GPUs there, or slot, with one GPU. Each process
     finds its number and their number in ``PLIANT_TASK`` and ``PLIANT_TASKS``. Default: it is started once."""
     python: PlainText | None = None
     """The Python that its script runs by. Default: the command's first word if it is one; else that of the

@@ -375,7 +375,7 @@ class RunMetrics(Record):
     rescales_per_hour: Annotated[
         Number, Metric("rescales per hour", "ratio", "of all jobs together", "lower", below="moves_per_job")
     ] = None
-    """Of all jobs together, between the first submission and the last completion."""
+    """Rate of all jobs together, between the first submission and the last completion."""
     total_utility: Annotated[
         Number,
         Metric(
@@ -387,7 +387,7 @@ class RunMetrics(Record):
             is_expected=True,
         ),
     ] = None
-    """Of the finished jobs, where any states a utility."""
+    """Sum over the finished jobs, where any states a utility."""
     jobs_on_time: Annotated[
         int | None,
         Metric(
@@ -400,7 +400,7 @@ class RunMetrics(Record):
             below="deadlines_met",
         ),
     ] = None
-    """Of the finished jobs with a target, those that finished by it."""
+    """Finished jobs with a target that finished by it."""
     deadlines_met: Annotated[
         Number,
         Metric(
@@ -446,7 +446,7 @@ class RunMetrics(Record):
             below="drop_ratio",
         ),
     ] = None
-    """Of a policy that admits jobs or rejects them on arrival."""
+    """Count of a policy that admits jobs or rejects them on arrival."""
     mean_decision_ms: Annotated[
         Number, Metric("decision time, mean", "ms", "what the policy took to decide", "lower")
     ] = None
@@ -604,7 +604,7 @@ class ReportedRun(RunMetrics):
     jobs: tuple[JobFigures, ...] | None = None
     """In order of submission (with --jobs)."""
     step_times: tuple[StepTime, ...] | None = None
-    """Of a live run with a profile whose workers reported times of steps; else left out."""
+    """Step times of a live run with a profile whose workers reported them; else left out."""
     teams: tuple[TeamFigures, ...] | None = None
     """Where teams share the cluster; else left out."""
 

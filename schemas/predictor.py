@@ -50,7 +50,7 @@ class Predictor(Record):
 
     schema_: Literal["pliant.predictor/1"] = Field(default="pliant.predictor/1", alias="schema")
     seed: Seed = 0
-    """Of the sample."""
+    """Seed of the sample."""
     jobs: NonNegativeInt = 0
     """Finished jobs that it learned from."""
     rows_seen: NonNegativeInt = 0

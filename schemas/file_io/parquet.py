@@ -146,7 +146,7 @@ class TextWeight:
     """Bytes of the longest string."""
     text_bytes: int = 0
     parts_bytes: int = 0
-    """Of lists, objects and their elements if each string is read as JSON."""
+    """Bytes of lists, objects and their elements if each string is read as JSON."""
 
     def add(self, block: pa.RecordBatch) -> None:
         """:param block: its strings may be dictionaries."""

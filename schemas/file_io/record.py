@@ -33,7 +33,7 @@ Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 MOST_GPUS: Final = 10_000_000
-"""Of a cluster or a job, so that a typing error does not fill memory."""
+"""Most GPUs of a cluster or a job, so that a typing error does not fill memory."""
 GpuCount = Annotated[int, Field(gt=0, le=MOST_GPUS)]
 MOST_SAMPLES: Final = 2**53
 """The largest integer up to which a float holds all exactly."""
@@ -43,7 +43,7 @@ BatchSize = Annotated[int, Field(gt=0, le=LARGEST_BATCH)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 MOST: Final = 1e18
-"""Of work, times and weights; sums and products of them stay finite."""
+"""Maximum of work, times and weights; sums and products of them stay finite."""
 WorkAmount = Annotated[float, Field(gt=0, le=MOST)]
 BoundedFloat = Annotated[float, Field(ge=-MOST, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]

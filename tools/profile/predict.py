@@ -35,7 +35,7 @@ class PredictionQuery:
     batch_max: int | None = None
     """Largest global batch that its author allows; None: any."""
     spread: Spread | None = None
-    """Of the model's errors on held-out rows, if known."""
+    """Spread of the model's errors on held-out rows, if known."""
     per_replica: int = 1
     """GPUs of a replica, over which the batch is divided."""
 
@@ -60,7 +60,7 @@ class StepPrediction:
     finish_seconds_high: float | None = None
     """By the model's errors on held-out rows; null for measured times, and if no row could be held out."""
     source: Source | None = None
-    """Of ``step_seconds``, and with it of the other numbers."""
+    """Source of ``step_seconds``, and with it of the other numbers."""
     infeasible: str | None = None
     unknown: str | None = None
     """Why nothing is known of this size, which may well run."""

@@ -46,7 +46,7 @@ class TraceDescription:
     most_held_gpus: int | None
     """GPUs that all recorded runs held at a time; None: none are recorded."""
     gpus: int | None
-    """Of the cluster that it is held against; None: there is none."""
+    """GPUs of the cluster that it is compared with; None: there is none."""
     load: float | None
     """GPU time that arrives / GPU time of the cluster meanwhile; None: no cluster, or no time."""
     load_by_day: tuple[float, ...]

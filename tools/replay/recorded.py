@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pliant.tools.replay.engine.engine import Describe, Engine
 
 NODE_GPUS: Final = 8
-"""Of a cluster of which nothing but its trace is known."""
+"""GPUs of a node where only the trace of a cluster is known."""
 LABEL: Final = "runs"
 _RUN: Final = re.compile(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)(?:\*(\d{1,7}))?", re.ASCII)
 

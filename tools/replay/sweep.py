@@ -60,9 +60,9 @@ TABLE: Final = "tasks.jsonl"
 _TASK_KIND: Final = "task"
 _LONGEST_NAME: Final = 100
 _SHARED_FILE_BYTES: Final = 1 << 30
-"""Of a job file that is read before the workers start."""
+"""Most bytes of a job file that is read before the workers start."""
 _SHARED_BYTES: Final = 640 << 20
-"""Of memory that such jobs may take. Long traces take none, unless each job is of a kind of its own."""
+"""Most bytes of memory for such jobs. Long traces take none, unless each job is of a kind of its own."""
 _MOST_SHARED: Final = 50
 """Each long trace keeps a file open."""
 

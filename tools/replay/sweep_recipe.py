@@ -66,7 +66,7 @@ class Trace(Record):
     synth: str | None = None
     """A built-in recipe or a recipe file, as ``pliant trace synth`` takes."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
-    """Of a recipe: one trace each. Default: the recipe's own seed."""
+    """Seeds of a recipe: one trace each. Default: the recipe's own seed."""
     profile: ProfileFile = None
     convergence: ConvergenceFile = None
     jobs_limit: JobsLimit = None

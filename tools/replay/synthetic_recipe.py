@@ -185,12 +185,12 @@ CLASS_HOURS: Final[dict[GpuTimeClass, tuple[float, float]]] = {
 _USUAL_CLASSES: Final[dict[GpuTimeClass, float]] = {"S": 0.6, "M": 0.3, "L": 0.1}
 _USUAL_SIZES: Final = {"1": 0.5, "2": 0.2, "4": 0.2, "8": 0.1}
 MOST_JOBS: Final = 100_000_000
-"""Of one trace: no machine replays more."""
+"""Most jobs of one trace: no machine replays more."""
 _USUAL_JOBS: Final = 160
 _USUAL_WINDOW_H: Final = 8.0
 _TOML_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)")
 _MOST_BITS: Final = 1024
-"""Of an integer: TOML writes one in hexadecimal digits of any number, which JSON cannot."""
+"""Most bits of an integer: TOML writes any number of hexadecimal digits, which JSON cannot."""
 BUILT_IN: Final = ("poisson", "bursty", "diurnal")
 
 _Rate = Annotated[float, Field(ge=1e-9, le=MOST)]
@@ -206,7 +206,7 @@ def _sizes_are_numbers(sizes: dict[str, float] | None) -> None:
 
 
 MOST_EPOCHS: Final = 1e9
-"""Of a job: more cannot be meant, and random whole numbers have 64 bits."""
+"""Most epochs of a job: more cannot be meant, and random whole numbers have 64 bits."""
 
 
 class Model(Record):
@@ -284,11 +284,11 @@ class Recipe(Record):
     rate_per_hour: _Rate = 20.0
     """Mean arrivals an hour; of bursty arrivals the high rate."""
     low_rate_per_hour: _Rate | None = None
-    """Of bursty arrivals. Default: a quarter of the high one."""
+    """Low rate of bursty arrivals. Default: a quarter of the high one."""
     phase_minutes: _Rate = 60.0
     """How long each of the two rates lasts."""
     amplitude: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Of diurnal arrivals: the rate swings around its mean by this part of it."""
+    """Swing of diurnal arrivals around their mean, as a part of it."""
     peak_hour: Annotated[float, Field(ge=0, lt=24)] = 14.0
     """Hour of the day at which diurnal arrivals are most frequent; the trace begins at midnight."""
     trace: str | None = None

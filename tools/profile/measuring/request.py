@@ -101,7 +101,7 @@ class MeasurementRequest(Record):
     memory_limit: PositiveInt | None = None
     """Bytes that one worker may use; None: all that the device has."""
     seed: NonNegativeInt = 0
-    """Of the choice of samples."""
+    """Seed of the choice of samples."""
     costs: bool = False
     """Also time the parts of a change of workers: a checkpoint's saving and loading, and one in place."""
 

@@ -51,7 +51,7 @@ from pliant.tools.profile.measuring.request import (
 )
 
 LEAST_SHARE: Final = 0.02
-"""Of its times that a worker on a CPU slot has had to itself; a smaller share cannot be told from none."""
+"""Least share of undisturbed times of a worker on a CPU slot; a smaller one cannot be told from none."""
 
 
 def world() -> tuple[int, int]:

@@ -58,7 +58,7 @@ _RANK: Final = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK: Final = re.compile(
     r"(\[rank\d+\]: ?)?( *\+ Exception Group |Original |╭─+ ?)?Traceback \(most recent call last\)"
 )
-"""Of Python, and of Rich, which draws a box around all but the exception."""
+"""Tracebacks of Python, and of Rich, which draws a box around all but the exception."""
 _OF_BOX: Final = ("│", "╰")
 _MARGIN: Final = re.compile(r"^ *\| ?")
 """What Python puts before each line about a group of exceptions."""

@@ -64,7 +64,7 @@ class EngineCounters:
 
     decisions: int = 0
     unasked: int = 0
-    """Of these, those that were known to change nothing."""
+    """Those of them that were known to change nothing."""
     decision_seconds: float = 0.0
     finished: int = 0
     rejected: int = 0

@@ -43,14 +43,14 @@ class SimulatedCluster:
     """The world of one replay."""
 
     start_cost: Cost | None = None
-    """Of a start; None: not stated, then a replay takes what the profile measured, or its default. It is due
+    """Cost of a start; None: not stated, then a replay takes what the profile measured, or 30 s. It is due
     until the job has trained once: an earlier change restarts it, and so does the resume after a
     preemption."""
     rescale_cost: Cost | None = None
-    """Of every later change of its GPUs or batch; None: as for a start. A change that comes before it is paid
+    """Cost of every later change of its GPUs or batch; None: as for a start. A change before it is paid
     restarts it."""
     resume_cost: Cost | None = None
-    """Of a start after a preemption or a failure; None: that of every other change."""
+    """Cost of a start after a preemption or a failure; None: that of every other change."""
     progress: Callable[[], ProgressModel] = SampleProgress
     """Makes the progress model; a new one for every replay."""
     measured: bool = False

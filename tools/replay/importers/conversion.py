@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9._-]")
 ID_LENGTH: Final = 120
-"""Of an id without the number that a repeated one gets."""
+"""Longest id, without the number that a repeated one gets."""
 _BEGINS: Final = 2
 _WORD: Final = 8
 """Bytes of an id that are hashed at a time."""
@@ -209,7 +209,7 @@ MOST_JOB_GPUS: Final = 2**18
 """More than any cluster has; a replay would make nodes of them."""
 TOO_LATE: Final = "is after the year 9999, expected seconds"
 MOST_ROW_GPUS: Final = 65_536
-"""Of one measurement: its placement names every node."""
+"""Most GPUs of one measurement: its placement names every node."""
 NOTHING: Final = frozenset({"", "none", "null", "nan", "nat", "n/a", "unknown"})
 """How traces write a missing value, in lower case."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -255,7 +255,7 @@ class NodeHistory:
 
     nodes: int
     gpus: int
-    """Of each node."""
+    """GPUs of each node."""
     events: Sequence[NodeEvent]
     """In order of time; ``node`` is the number as text."""
 

@@ -49,7 +49,7 @@ _ALIKE: Final = (1e-4, 1e10)
 _FEW: Final = 1000
 """Fewer integers than that are words."""
 _NEAR_HALF: Final = 1e-4
-"""Of a millisecond: further from a half of one, rounding is the same with and without its last bits."""
+"""Part of a millisecond: further from a half of one, rounding does not depend on the last bits."""
 _SUBMIT_TIME: Final = ',"submit_time":'
 _json: Final = json.JSONEncoder(ensure_ascii=False).encode
 

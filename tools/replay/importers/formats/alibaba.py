@@ -284,7 +284,7 @@ _SPOT_JOBS: Final = Table(
     priorities={"HP": 1.0, "Spot": 0.0},
     name="alibaba-spot",
 )
-"""Of ``job_info_df.csv``; a gang is gpu_request GPUs for each of its workers."""
+"""Rows of ``job_info_df.csv``; a gang is gpu_request GPUs for each of its workers."""
 
 
 def _read_spot(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:

@@ -60,7 +60,7 @@ class Application:
 
 
 _NONE: Final = Application(1, 1, 1, 1)
-"""Of jobs that are refused."""
+"""Application of jobs that are refused."""
 
 
 def read_pollux(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:

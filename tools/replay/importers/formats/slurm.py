@@ -428,7 +428,7 @@ class _Row:
     gpu_type: str
     state: str
     seconds: float
-    """Of training; Slurm counts no suspended time as elapsed."""
+    """Seconds of training; Slurm counts no suspended time as elapsed."""
     held_s: float
     reason: str
     """Why it counts for nothing, where its times say so."""

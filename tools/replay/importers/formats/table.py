@@ -71,9 +71,9 @@ class Table:
     columns: Mapping[str, str]
     """Column by field; names that are not fields are labels."""
     unit: str = "s"
-    """Of numbers that are times, waits or durations: ms, s, min, h or d."""
+    """Unit of numbers that are times, waits or durations: ms, s, min, h or d."""
     zone: tzinfo | None = None
-    """Of clock times that state none. Default: that of the conversion."""
+    """Zone of clock times that state none. Default: that of the conversion."""
     delimiter: str = ","
     priorities: Mapping[str, float] = field(default_factory=dict)
     """Numbers of priorities that are words, by word."""

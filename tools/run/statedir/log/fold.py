@@ -194,7 +194,7 @@ class JobLog:
     failed_as: tuple[str, float] | None = None
     """The reason of the last failure and the samples trained, if the script caused it and would again."""
     exit_code: int | None = None
-    """Of the last attempt that ended by itself; negative for a signal."""
+    """Exit code of the last attempt that ended by itself; negative for a signal."""
     timed_out: bool = False
     """Whether a limit of its own ended it; its phase is "failed" then."""
     ran_s: float = 0.0

@@ -436,7 +436,7 @@ class Misfit:
     the snapshot cannot be used; ``replaced``: they are of different runs.
     """
     bytes: int = 0
-    """Of the log that are missing, at least."""
+    """Bytes of the log that are missing, at least."""
 
     @property
     def words(self) -> str:
