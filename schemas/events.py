@@ -561,12 +561,16 @@ _REQUIRED: Final[Mapping[EventName, str]] = {
 def checked(row: Event) -> TypedEvent:
     """The event of a row that a record is to follow.
 
+    Scripts write what they report of their training: there a value of another type counts as unstated.
+
     :raises ValueError: it lacks a key, or a value is of another type than its field's.
     """
     event = typed(row)
     required = _REQUIRED.get(row.event)
     if required is not None and required not in (event.keys or ()):
         raise ValueError(f"the event does not state {required!r}")
+    if isinstance(event, Trained):
+        return event
     if event.other and (wrong := event.other.keys() & _keys_of(row.event).keys()):
         raise ValueError(f"{min(wrong)!r} of the event has the wrong type")
     return event
