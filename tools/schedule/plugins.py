@@ -61,7 +61,7 @@ class Plugins:
         return f'{self.noun} "{name}" ({self.built_in[name] if point is None else point.value})'
 
     def _added(self) -> dict[str, EntryPoint]:
-        """Of two packages that add one name, the first in order of what they give counts."""
+        """Where two packages add one name, the first in order of what they give counts."""
         from importlib.metadata import entry_points
 
         points = sorted(entry_points(group=self.group), key=lambda point: (point.name, point.value))

@@ -1,4 +1,4 @@
-"""What is in quarantine: a slot from all jobs, a slot from one job, further GPUs from one job.
+"""Quarantine: a slot from all jobs, a slot from one job, further GPUs from one job.
 
 A slot that workers die on is out of service until its time is over; a job that cannot use one slot may still
 get the others; a job that fails wherever it grows keeps what it has. Policies know counts of GPUs and no

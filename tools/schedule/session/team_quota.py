@@ -409,7 +409,7 @@ class TeamQuota:
     # How teams stand.
 
     def standings(self, jobs: Iterable[JobState], time_s: float) -> tuple[TeamStanding, ...]:
-        """Of each team of the file, and of each owner with jobs or usage."""
+        """Standings of each team of the file, and of each owner with jobs or usage."""
         used_gpu_s = self._usage.until(time_s)
         claims = self.reclaim.claims_of(jobs, gpus_by_type(self._nodes))
         owners = sorted({*self.reclaim.entitled, *claims, *used_gpu_s})

@@ -23,7 +23,7 @@ _log = logging.getLogger("pliant")
 
 @dataclass(slots=True)
 class GenerationChange:
-    """What is known on the way from one generation to the next, or to another split of the batch."""
+    """Facts on the way from one generation to the next, or to another split of the batch."""
 
     change: WorkerChange | None = None
     """Times of the change; None when training begins."""

@@ -143,7 +143,7 @@ JobEvent = Placed | Preempted | Requeued | Ended | Trained | Held | Unheld | Pri
 
 
 def _lost_gpu_hours(event: Submitted | JobEvent) -> float:
-    """Of a stop or a change of a job that cannot save."""
+    """Hours lost by a stop or a change of a job that cannot save."""
     if isinstance(event, Started | Resized | Moved | Preempted | Requeued | Ended):
         return event.lost_gpu_hours or 0.0
     return 0.0
