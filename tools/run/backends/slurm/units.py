@@ -140,7 +140,11 @@ class SlurmUnit:
         """Why it was ended without an order; empty if it was not."""
         if not self.order:
             self._taken = look_again(self._talk.displaced(self.number)) is not None or self.is_noticed()
-        return f"Slurm has ended what ran on node {self.node}" if self._taken else ""
+        if not self._taken:
+            return ""
+        # A script that saves at the notice may have ended before the launcher has read of it.
+        has = "announced the end of" if self.is_noticed() else "ended"
+        return f"Slurm has {has} what ran on node {self.node}"
 
     def is_noticed(self) -> bool:
         """Whether Slurm has announced its end."""
