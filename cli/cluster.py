@@ -54,12 +54,15 @@ def cluster_discover(
     from pliant.schemas.io import write_cluster
 
     check_output(output)
-    found = look_for(backend, slots, partition or [], gres)
-    for text in found.notes:
+    discovered = look_for(backend, slots, partition or [], gres)
+    for text in discovered.notes:
         note_sentence(text)
-    write_cluster(found.cluster, output)
-    what = "GPU" if found.cluster.slots == "gpu" else "CPU slot"
-    count, nodes = counted(found.cluster.total_gpus, what), counted(len(found.cluster.nodes), "node")
+    write_cluster(discovered.cluster, output)
+    what = "GPU" if discovered.cluster.slots == "gpu" else "CPU slot"
+    count, nodes = (
+        counted(discovered.cluster.total_gpus, what),
+        counted(len(discovered.cluster.nodes), "node"),
+    )
     note_sentence(f"{count} on {nodes}")
 
 

@@ -152,13 +152,13 @@ def policy_parameters(param: list[str] | None, time_budget: float | None) -> dic
 
 def stated(context: typer.Context) -> list[str]:
     """What is on the command line, by the long names of options and what the help calls arguments."""
-    found = []
+    options = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE":
             is_option = any(name.startswith("-") for name in parameter.opts)
-            found.append(max(parameter.opts, key=len) if is_option else str(parameter.metavar))
-    return found
+            options.append(max(parameter.opts, key=len) if is_option else str(parameter.metavar))
+    return options
 
 
 def run_command(body: Callable[[], None]) -> int:

@@ -37,10 +37,10 @@ def complete(command: Any) -> None:
 def _asked(values: Values) -> Callable[[Any, str], list[Completion]]:
     def shell_complete(context: Any, incomplete: str) -> list[Completion]:
         try:
-            found = [each for each in values(context, incomplete) if each.startswith(incomplete)]
+            matching = [each for each in values(context, incomplete) if each.startswith(incomplete)]
         except (PliantError, OSError):
             return []
-        return [Completion(each) for each in found]
+        return [Completion(each) for each in matching]
 
     return shell_complete
 

@@ -85,10 +85,10 @@ def state_directory(given: Path | None) -> Path:
     """
     if given is not None:
         return given
-    found = configuration().state
-    if found is None:
+    path = configuration().state
+    if path is None:
         raise UsageError(f"name the state directory: --state DIR, {STATE_VARIABLE}, or state in {FILE}")
-    return Path(found)
+    return Path(path)
 
 
 def _nearest(folder: Path) -> Path | None:
@@ -109,16 +109,16 @@ def _read(file: Path) -> Config:
     from pliant.tools.schedule.registry import is_file
 
     source = os.path.relpath(file)
-    found = read_settings(file, source)
-    parameters = {name: _as_typed(value) for name, value in found.parameters.items()}
+    settings = read_settings(file, source)
+    parameters = {name: _as_typed(value) for name, value in settings.parameters.items()}
     return Config(
         file,
-        state=_from_here(file, found.state),
-        cluster=_from_here(file, found.cluster),
-        policy=_from_here(file, found.policy) if is_file(found.policy or "") else found.policy,
+        state=_from_here(file, settings.state),
+        cluster=_from_here(file, settings.cluster),
+        policy=_from_here(file, settings.policy) if is_file(settings.policy or "") else settings.policy,
         parameters=parameters,
-        job=found.job,
-        origins={name: source for name in ORDER if getattr(found, name)},
+        job=settings.job,
+        origins={name: source for name in ORDER if getattr(settings, name)},
     )
 
 

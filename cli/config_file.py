@@ -37,8 +37,8 @@ def read_settings(file: Path, source: str) -> Settings:
     """
     try:
         text = read_bytes(file).decode()
-        found = Settings.model_validate(tomllib.loads(text))
-        _check_defaults(found.job, source)
+        settings = Settings.model_validate(tomllib.loads(text))
+        _check_defaults(settings.job, source)
     except UnicodeDecodeError:
         raise BadInputError.one(source, "not valid UTF-8, expected TOML in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
@@ -48,9 +48,9 @@ def read_settings(file: Path, source: str) -> Settings:
         raise BadInputError(
             [_placed(each, text) for each in problems_of(error, source, where=where)]
         ) from None
-    if found.parameters and found.policy is None:
+    if settings.parameters and settings.policy is None:
         raise BadInputError.one(source, "there is no policy that they are for", pointer="/parameters")
-    return found
+    return settings
 
 
 def _check_defaults(fields: Mapping[str, Any], source: str) -> None:
@@ -64,8 +64,8 @@ def _check_defaults(fields: Mapping[str, Any], source: str) -> None:
 def _placed(problem: Problem, text: str) -> Problem:
     """The problem with the line of its key, if it is found."""
     for key in filter(None, reversed(problem.pointer.split("/"))):
-        found = re.search(rf"^\s*\[?(?:\w+\.)*{re.escape(key)}\s*[]=.]", text, re.MULTILINE)
-        if found is not None:
-            line = text.count("\n", 0, found.end()) + 1
+        match = re.search(rf"^\s*\[?(?:\w+\.)*{re.escape(key)}\s*[]=.]", text, re.MULTILINE)
+        if match is not None:
+            line = text.count("\n", 0, match.end()) + 1
             return Problem(problem.source, line, problem.pointer, problem.message)
     return problem

@@ -77,5 +77,5 @@ def _settings() -> tuple[list[Check], Config]:
         config = configuration()
     except PliantError as error:
         return [Check("problem", str(error), "mend the file", _AREA)], Config()
-    found = list(config.lines()) or [f"no {FILE} here or above, and no {STATE_VARIABLE}"]
-    return [Check("ok", line, area=_AREA) for line in found], config
+    lines = list(config.lines()) or [f"no {FILE} here or above, and no {STATE_VARIABLE}"]
+    return [Check("ok", line, area=_AREA) for line in lines], config

@@ -68,10 +68,10 @@ def init(
     if (folder / _CLUSTER).exists():
         cluster = read_cluster(folder / _CLUSTER)
     else:
-        found = _look(backend, slots, partition or [], gres)
-        for text in found.notes:
+        discovered = _look(backend, slots, partition or [], gres)
+        for text in discovered.notes:
             note_sentence(text)
-        cluster = found.cluster
+        cluster = discovered.cluster
     script, jobs = first_job(cluster)
     texts = {
         _CLUSTER: document_bytes(cluster, "cluster"),
@@ -107,14 +107,14 @@ def _look(
     if shutil.which("scontrol") is None and not partitions and gres is None:
         return look_for("local", slots, [], None)
     try:
-        found = look_for("slurm", slots, partitions, gres)
+        discovered = look_for("slurm", slots, partitions, gres)
     except (ServiceMissingError, InfeasibleError, UsageError) as error:
         if partitions or gres:
             raise
         note_sentence(f"this machine alone, not Slurm: {error}")
         return look_for("local", slots, [], None)
     note_sentence("jobs run on the nodes of Slurm; with --backend local on this machine alone")
-    return found
+    return discovered
 
 
 def _write_new(path: Path, data: bytes) -> bool:

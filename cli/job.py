@@ -112,10 +112,10 @@ def log(
         raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
     chunks: Iterator[bytes] = client.events(tail or 0, follow=True)
     if is_of_jobs:
-        found = chosen_jobs(client, jobs, user, states)
-        _check_followed(found if follow else (), attempt)
+        job_ids = chosen_jobs(client, jobs, user, states)
+        _check_followed(job_ids if follow else (), attempt)
         chunks = chain.from_iterable(
-            client.output(each, follow=follow, lines=tail, attempt=attempt, rank=rank) for each in found
+            client.output(each, follow=follow, lines=tail, attempt=attempt, rank=rank) for each in job_ids
         )
     for chunk in chunks:
         if chunk:
@@ -233,12 +233,12 @@ def stack(
     check_output(output)
     client = client_for(state_directory(state))
     job = id_of(client, job)
-    found = client.stacks(job, within)
+    workers = client.stacks(job, within)
     if format is Form.json:
-        out_or_file(stacks_document(job, found), output)
+        out_or_file(stacks_document(job, workers), output)
     else:
         width = width_for(sys.stdout) if output == "-" else None
-        out_or_file(stacks_text(found, width, threads=threads), output)
+        out_or_file(stacks_text(workers, width, threads=threads), output)
 
 
 SCHEMA: Final = "pliant.why/1.1"
@@ -267,13 +267,13 @@ def why(
     from pliant.schemas.file_io.files import check_output
 
     check_output(output)
-    found = _Answer(state_directory(state), job)
+    answer = _Answer(state_directory(state), job)
     if as_json or format is Form.json:
-        out_or_file(found.document(), output)
+        out_or_file(answer.document(), output)
     else:
         from pliant.cli.status import with_colours
 
-        out_or_file(found.text(width_for(sys.stdout) if output == "-" else None), output, with_colours)
+        out_or_file(answer.text(width_for(sys.stdout) if output == "-" else None), output, with_colours)
 
 
 class _Answer:
@@ -294,14 +294,14 @@ class _Answer:
         self.now_s = time.time()
         job_id = id_of(client, job_id)
         everything = statuses(self.status, self.now_s)
-        found = next((each for each in everything if each.id == job_id), None)
-        if found is None:
+        job = next((each for each in everything if each.id == job_id), None)
+        if job is None:
             raise no_such_job(state, [job_id], known_ids(self.status))
-        self.job: JobStatus = found
-        self.waiting: Waiting | None = waiting_for(found, everything, self.status)
+        self.job: JobStatus = job
+        self.waiting: Waiting | None = waiting_for(job, everything, self.status)
         happened = client.history(job_id)
         self.changes: list[Happened] = [each for each in happened if each.event in GPU_CHANGES]
-        events = client.cost_events(found) if found.log.started_s is not None else None
+        events = client.cost_events(job) if job.log.started_s is not None else None
         self.cost: JobCost | None = None if events is None else self._cost(events)
         self.state = state
         self.code: list[CodeRecord] = client.code(job_id)
@@ -337,7 +337,7 @@ class _Answer:
         from pliant.tools.run.watch.attempt_code import code_fields
         from pliant.tools.run.watch.job_page import history_fields, job_fields, waiting_fields
 
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "schema": SCHEMA,
             "time": iso_time(self.now_s),
             "job": job_fields(self.job, self.state),
@@ -346,4 +346,4 @@ class _Answer:
             "changes": history_fields(self.changes),
             **code_fields(self.code),
         }
-        return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -272,9 +272,9 @@ def first_page() -> str:
     """What ``pliant`` alone prints: the five tools, and what to type next."""
     tools = [name for name, panel, _ in COMMANDS if panel == TOOLS]
     width = width_for(sys.stdout) or UNKNOWN_WIDTH
-    found = [(name, _summary(name).get_short_help_str(limit=200)) for name in tools]
+    entries = [(name, _summary(name).get_short_help_str(limit=200)) for name in tools]
     longest = max(map(len, tools))
-    lines = [line for name, text in found for line in entry(name, text, longest, width - 2)]
+    lines = [line for name, text in entries for line in entry(name, text, longest, width - 2)]
     return "\n".join(
         [
             "pliant: elastic deep-learning scheduling as Unix tools",
@@ -302,11 +302,11 @@ def _made(name: str) -> Any:
     made.callback()(lambda: None)  # a group also where it has a single command
     for sub in module.SUBCOMMANDS:
         made.command(sub.__name__.removeprefix(f"{name}_"))(command(sub))
-    found: Any = get_command(made)
-    for sub_name, sub in found.commands.items():
+    built: Any = get_command(made)
+    for sub_name, sub in built.commands.items():
         _explained(sub, f"{name} {sub_name}")
-    found.rich_help_panel, found.help = next((panel, text) for each, panel, text in GROUPS if each == name)
-    return found
+    built.rich_help_panel, built.help = next((panel, text) for each, panel, text in GROUPS if each == name)
+    return built
 
 
 def _explained(made: Any, name: str) -> Any:

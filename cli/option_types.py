@@ -42,11 +42,11 @@ def duration(*, least: float = 0.0, most: float = inf, unit: Unit = "s") -> Call
     """
 
     def read(value: Any) -> float:
-        found = read_duration(value, unit) if isinstance(value, str) else float(value)
-        if not least <= found <= most:
+        amount = read_duration(value, unit) if isinstance(value, str) else float(value)
+        if not least <= amount <= most:
             range_text = f"{least:g} {unit}" + (" or more" if most == inf else f" to {most:g} {unit}")
             raise ValueError(f"expected {range_text}: {duration_words(unit)}")
-        return found
+        return amount
 
     return read
 
@@ -55,10 +55,10 @@ def size(*, least: int = 0) -> Callable[[Any], int]:
     """The parser of an option that takes a number of bytes."""
 
     def read(value: Any) -> int:
-        found = read_size(value) if isinstance(value, str) else int(value)
-        if found < least:
+        amount = read_size(value) if isinstance(value, str) else int(value)
+        if amount < least:
             raise ValueError(f"expected {least} bytes or more, or a size like 64MB or 64MiB")
-        return found
+        return amount
 
     return read
 
@@ -72,10 +72,10 @@ def sizes_of(gpus: str) -> dict[str, Any]:
 
     :raises UsageError: it is neither a number nor two of them, nor a list of rising ones.
     """
-    found = _GPUS.fullmatch(gpus)
+    match = _GPUS.fullmatch(gpus)
     listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
-    if found is not None:
-        least, most = int(found[1]), int(found[2] or found[1])
+    if match is not None:
+        least, most = int(match[1]), int(match[2] or match[1])
     else:
         rises = all(size > before for before, size in pairwise([0, *listed]))
         least, most = (listed[0], listed[-1]) if listed and rises else (0, 0)
@@ -96,7 +96,10 @@ def where_of(
     from pliant.schemas.node_labels import condition, names_in
 
     stated = {name: float(amount) for name, amount in needs.items() if amount is not None}
-    found: dict[str, Any] = {"nodes": constraint or None, "resources": {"worker": stated} if stated else None}
+    fields: dict[str, Any] = {
+        "nodes": constraint or None,
+        "resources": {"worker": stated} if stated else None,
+    }
     for text in constraint or ():
         try:
             condition(text)
@@ -104,10 +107,10 @@ def where_of(
             raise UsageError(f"--constraint {error}") from error
     for name, nodes in (("only", only), ("exclude", exclude)):
         try:
-            found[name] = None if nodes is None else names_in(nodes)
+            fields[name] = None if nodes is None else names_in(nodes)
         except ValueError as error:
             raise UsageError(f"--{name} {nodes}: {error}") from error
-    return found
+    return fields
 
 
 def moment(value: Any) -> float:
@@ -166,15 +169,15 @@ class DeprecatedAlias:
 
 def hidden_options(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
     """An option for the older spellings of each parameter that has some, by the parameter's name."""
-    found = {}
+    parameters = {}
     for name, parameter in signature.parameters.items():
         notes = get_args(parameter.annotation)
         for old in (each for each in notes if isinstance(each, DeprecatedAlias) and each.names):
             annotation = Annotated[str | None, typer.Option(*old.names, hidden=True)]
-            found[name] = inspect.Parameter(
+            parameters[name] = inspect.Parameter(
                 f"formerly_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
             )
-    return found
+    return parameters
 
 
 def take_old(given: dict[str, Any], signature: inspect.Signature) -> None:

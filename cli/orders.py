@@ -65,10 +65,10 @@ def chosen_jobs(
     from pliant.cli.status import job_filter
     from pliant.tools.run.gateway.client import chosen
 
-    found = chosen(client, names or (), job_filter(users, None, states, None))
-    if not found:
+    job_ids = chosen(client, names or (), job_filter(users, None, states, None))
+    if not job_ids:
         note(f"{client.state} has no such job in the states and of the users that were named: nothing to do")
-    return found
+    return job_ids
 
 
 def cancel(
@@ -87,8 +87,8 @@ def cancel(
     Example: pliant cancel 'sweep-*' --state-is waiting --state live
     """
     client = _client(state)
-    if found := chosen_jobs(client, jobs, user, states):
-        client.cancel(found)
+    if job_ids := chosen_jobs(client, jobs, user, states):
+        client.cancel(job_ids)
         _say_when(client)
 
 

@@ -249,16 +249,15 @@ def predictor_fit(
     if made.jobs == before:
         names = ", ".join(histories)
         raise BadInputError(f"{names}: no job finished whose epochs are known, expected one or more")
-    found = made.document()
-    note(
-        f"{counted(found.jobs, 'job')}, {counted(found.rows_seen, 'epoch')}, {len(found.rows)} in the sample"
-    )
-    if found.fit is None:
+    predictor = made.document()
+    seen = f"{counted(predictor.jobs, 'job')}, {counted(predictor.rows_seen, 'epoch')}"
+    note(f"{seen}, {len(predictor.rows)} in the sample")
+    if predictor.fit is None:
         note(f"progress stays uniform between 0 and 1: fewer than {FEWEST_JOBS} jobs have finished")
     else:
         part = made.coverage()
         note(f"90 % intervals hold {part:.0%} of the epochs as predicted before their job was learned from")
-    write_predictor(found, output)
+    write_predictor(predictor, output)
 
 
 SUBCOMMANDS = (predictor_fit,)

@@ -162,12 +162,12 @@ def profile(
             raise UsageError(
                 "--predict measures nothing: it goes with --cluster, --model, --gpus and --batches"
             )
-        found = read_profile(predict)
+        measured = read_profile(predict)
         asked = PredictionScope(tuple(model or ()), *wanted)
         width = width_for(sys.stdout) if output == "-" else None
-        text = predictions_text(found, named_or_piped(jobs, NO_JOBS), cluster, asked, format, width=width)
+        text = predictions_text(measured, named_or_piped(jobs, NO_JOBS), cluster, asked, format, width=width)
         write_bytes(output, text.encode())
-        _show_errors(found)
+        _show_errors(measured)
         return
     options = MeasuringOptions(
         tuple(model or ()),
@@ -203,10 +203,10 @@ def numbers(text: str, option: str) -> tuple[int, ...] | None:
     """A list like ``1,2,4`` in ascending order. Returns None for ``auto``."""
     if text == AUTO:
         return None
-    found = {whole_number(part.strip()) or 0 for part in text.split(",")}
-    if 0 in found:
+    counts = {whole_number(part.strip()) or 0 for part in text.split(",")}
+    if 0 in counts:
         raise UsageError(f'{option} "{text}": expected numbers above 0 separated by commas, or auto')
-    return tuple(sorted(found))
+    return tuple(sorted(counts))
 
 
 def _refuse_terminal(out: str) -> None:
@@ -328,8 +328,8 @@ def _name_doubts(measured: Profile) -> None:
     from pliant.tools.schedule.assumptions import speeds_doubted, trust_of
 
     rows = list(trust_of(measured.rows))
-    for found in speeds_doubted({row.model for row in rows}, rows):
-        note(f"warning: {found.text}")
+    for doubt in speeds_doubted({row.model for row in rows}, rows):
+        note(f"warning: {doubt.text}")
 
 
 def _show_errors(measured: Profile) -> None:
@@ -344,15 +344,15 @@ def _show_errors(measured: Profile) -> None:
         note("no measured row could be held out to check the throughput model on")
         return
     rows = []
-    for found in errors:
-        row = found.row
-        times = (f"{1e3 * (row.step_seconds or 0):.2f}", f"{1e3 * found.predicted_s:.2f}")
-        cells = (str(row.gpus), str(row.local_batch), str(row.accum_steps), *times, f"{found.error:+.1%}")
+    for held_out in errors:
+        row = held_out.row
+        times = (f"{1e3 * (row.step_seconds or 0):.2f}", f"{1e3 * held_out.predicted_s:.2f}")
+        cells = (str(row.gpus), str(row.local_batch), str(row.accum_steps), *times, f"{held_out.error:+.1%}")
         rows.append((row.model, *cells))
     headers = ("model", "GPUs", "local batch", "accum", "measured ms", "predicted ms", "error")
     table = Section("Throughput model on measured rows held out", headers, tuple(rows))
     stderr().print(as_table([table], width_for(sys.stderr)), end="", soft_wrap=True, markup=False)
-    off = median(abs(found.error) for found in errors)
+    off = median(abs(held_out.error) for held_out in errors)
     if off > ERROR_SHOWN:
         note(
             f"warning: the model is {off:.0%} off in the median of these rows: expect predictions to be, too"
@@ -410,10 +410,10 @@ def profile_merge(
 
     if profiles.count("-") > 1:
         raise UsageError("only one profile can come from stdin")
-    found = [read_profile(path) for path in profiles]
-    rows = merge(each.rows for each in found)
-    _write(found[0], rows, output)
-    note(f"{counted(len(rows), 'row')} of {sum(len(each.rows) for each in found)}")
+    read = [read_profile(path) for path in profiles]
+    rows = merge(each.rows for each in read)
+    _write(read[0], rows, output)
+    note(f"{counted(len(rows), 'row')} of {sum(len(each.rows) for each in read)}")
 
 
 def profile_diff(
@@ -435,7 +435,7 @@ def profile_diff(
     if before == after == "-":
         raise UsageError("only one profile can come from stdin")
     old, new = read_profile(before), read_profile(after)
-    found = changes(old.rows, new.rows, least)
+    differing = changes(old.rows, new.rows, least)
     columns = (
         *(Column("model"), Column("type", 3), Column("GPUs", right=True), Column("batch", 1)),
         *(
@@ -444,9 +444,9 @@ def profile_diff(
             Column("change", right=True),
         ),
     )
-    if found:
-        out_text(text_table(columns, [_cells(each) for each in found], page_width(sys.stdout)))
-    note(f"{counted(len(found), 'row')} of {max(len(old.rows), len(new.rows))} differ")
+    if differing:
+        out_text(text_table(columns, [_cells(each) for each in differing], page_width(sys.stdout)))
+    note(f"{counted(len(differing), 'row')} of {max(len(old.rows), len(new.rows))} differ")
 
 
 def _cells(change: RowChange) -> tuple[str, ...]:
@@ -501,12 +501,12 @@ def profile_prune(
 
     if not (model or gpu_type or disturbed or before):
         raise UsageError("say which rows to take out: --model, --gpu-type, --disturbed or --before")
-    found = read_profile(profile)
-    rows = pruned(found.rows, Pruning(model or (), gpu_type or (), disturbed, _day(before)))
+    measured = read_profile(profile)
+    rows = pruned(measured.rows, Pruning(model or (), gpu_type or (), disturbed, _day(before)))
     if not rows:
-        raise BadInputError(f"{found.source}: no row would be left")
-    _write(found, rows, output)
-    note(f"{counted(len(found.rows) - len(rows), 'row')} of {len(found.rows)} taken out")
+        raise BadInputError(f"{measured.source}: no row would be left")
+    _write(measured, rows, output)
+    note(f"{counted(len(measured.rows) - len(rows), 'row')} of {len(measured.rows)} taken out")
 
 
 def _day(text: str | None) -> float | None:

@@ -36,18 +36,18 @@ def policies(
 
     width = width_for(sys.stdout)
     if name is not None:
-        found = describe(name)
-        lines = page(found) if width is None else page(replace(found, text=flowing(found.text)))
+        policy = describe(name)
+        lines = page(policy) if width is None else page(replace(policy, text=flowing(policy.text)))
         out_text("".join(f"{line}\n" for line in fitted(lines, width)))
         return
     longest = max(map(len, policy_names()))
     for each in policy_names():
         try:
-            found = describe(each)
+            policy = describe(each)
         except PliantError as error:
             note(str(error))
         else:
-            out_text("".join(f"{line}\n" for line in entry(each, found.summary, longest, width)))
+            out_text("".join(f"{line}\n" for line in entry(each, policy.summary, longest, width)))
 
 
 KNOWS: Final = {

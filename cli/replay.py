@@ -235,12 +235,12 @@ def options_of(record: type, panels: Sequence[str]) -> Callable[[Command], Comma
     :param panels: headings of the help in order; options without one come last.
     """
     hints = get_type_hints(record, include_extras=True)
-    found = [_option(field, hints[field.name]) for field in fields(record)]
-    found.sort(key=lambda each: panels.index(each[0]) if each[0] else len(panels))
+    parameters = [_option(field, hints[field.name]) for field in fields(record)]
+    parameters.sort(key=lambda each: panels.index(each[0]) if each[0] else len(panels))
     context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 
     def give(command: Command) -> Command:
-        signature = Signature([context, *(parameter for _, parameter in found)])
+        signature = Signature([context, *(parameter for _, parameter in parameters)])
         command.__signature__ = signature  # type: ignore[attr-defined]
         return command
 
@@ -356,8 +356,8 @@ def _configured(options: CommandOptions) -> CommandOptions:
 
 
 def _show(tasks: Sequence[Task], summaries: Sequence[Summary]) -> None:
-    for task, found in zip(tasks, summaries, strict=True):
-        for line in found.lines():
+    for task, summary in zip(tasks, summaries, strict=True):
+        for line in summary.lines():
             note_sentence(line)
         if task.path != "-":
-            note(f"{found.policy}: events in {task.path}")
+            note(f"{summary.policy}: events in {task.path}")

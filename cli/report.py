@@ -246,13 +246,13 @@ def _write_for_ci(
 def _seconds(times: str | None) -> tuple[float, ...]:
     from pliant.schemas.quantities import duration_words, read_duration
 
-    found: list[float] = []
+    times_s: list[float] = []
     for text in [] if times is None else times.split(","):
         try:
-            found.append(3600 * read_duration(text, "h"))
+            times_s.append(3600 * read_duration(text, "h"))
         except ValueError:
             raise UsageError(f'--completed-at "{text}": expected {duration_words("h")}') from None
-    return tuple(found)
+    return tuple(times_s)
 
 
 def _check_figures(target: str | None, forms: str | None) -> Sequence[Form]:
@@ -286,8 +286,8 @@ def _given(path: str) -> GivenProfile:
     from pliant.tools.profile.predict import holdout_errors
     from pliant.tools.report.rendering.sections import GivenProfile, ProfiledStep
 
-    found = read_profile(path)
-    predicted = {id(held.row): held.predicted_s for held in holdout_errors(found)}
+    measured = read_profile(path)
+    predicted = {id(held.row): held.predicted_s for held in holdout_errors(measured)}
     steps = (
         ProfiledStep(
             row.model,
@@ -300,7 +300,7 @@ def _given(path: str) -> GivenProfile:
             row.busy_share,
             predicted.get(id(row)),
         )
-        for row in found.rows
+        for row in measured.rows
         if row.kind == "train"
     )
-    return GivenProfile(found.source, profile_hash(profile_to_columns(found.rows)), tuple(steps))
+    return GivenProfile(measured.source, profile_hash(profile_to_columns(measured.rows)), tuple(steps))

@@ -257,10 +257,10 @@ def _holds_run(state: Path) -> bool:
 def _something_is_piped_in() -> bool:
     """Whether stdin is a pipe, or a file that is not empty."""
     try:
-        found = os.fstat(sys.stdin.fileno())
+        status = os.fstat(sys.stdin.fileno())
     except (OSError, ValueError, AttributeError):
         return False
-    return stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or found.st_size > 0
+    return stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode) or status.st_size > 0
 
 
 def _name_assumptions(cluster: str, profile: str | None, question: Question | None) -> None:

@@ -144,7 +144,7 @@ def schedule(
             raise UsageError(f"--state brings its own jobs: leave {jobs} out")
         from pliant.tools.run.watch.status import decide_between_runs
 
-        found = decide_between_runs(
+        decided = decide_between_runs(
             state,
             question,
             now,
@@ -159,19 +159,19 @@ def schedule(
             raise UsageError("name the --cluster: pliant cluster discover -o cluster.json writes one")
         raise UsageError("name the jobs and --cluster, or a --state directory")
     else:
-        found = _from_files(
+        decided = _from_files(
             *(profile, jobs, cluster, question, now),
             preemptible=preemptible,
             defaults=config.job,
             check=not no_check,
         )
-    print_assumptions(_assumed(found), strict=strict)
+    print_assumptions(_assumed(decided), strict=strict)
     if explain:
         from pliant.tools.schedule.explain import table
 
-        stderr().print(table(found, width_for(sys.stderr)), end="", markup=False, soft_wrap=True)
-    _name_rejected(found)
-    write_schedule(found, output)
+        stderr().print(table(decided, width_for(sys.stderr)), end="", markup=False, soft_wrap=True)
+    _name_rejected(decided)
+    write_schedule(decided, output)
 
 
 def _as_before(
@@ -251,13 +251,13 @@ def _from_files(
 
     if [profile, jobs, cluster].count("-") > 1:
         raise UsageError("only one input can come from stdin")
-    found, source = read_jobs(jobs, defaults), source_name(jobs)
-    if check and any(job.command for job in found):
+    read, source = read_jobs(jobs, defaults), source_name(jobs)
+    if check and any(job.command for job in read):
         from pliant.tools.run.service.submit import check_scripts
 
-        check_scripts(found, source, folder=Path())
+        check_scripts(read, source, folder=Path())
     return decide(
-        found if now is None else arriving_at(found, now),
+        read if now is None else arriving_at(read, now),
         read_cluster(cluster).with_preemptible(preemptible),
         _profile(profile, stdin_is_taken="-" in (jobs, cluster)),
         question,

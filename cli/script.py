@@ -47,9 +47,9 @@ class Script:
         """
         if (known := context.meta.get(_SCRIPT)) is not None:
             return known if isinstance(known, Script) else None
-        found = cls._piped(arguments) if path in (None, "-") else cls._named(context, str(path), arguments)
-        context.meta[_SCRIPT] = found
-        return found
+        script = cls._piped(arguments) if path in (None, "-") else cls._named(context, str(path), arguments)
+        context.meta[_SCRIPT] = script
+        return script
 
     @classmethod
     def _named(cls, context: typer.Context, path: str, arguments: Sequence[str]) -> Script | None:
@@ -106,12 +106,12 @@ class Script:
 
         A note names the first line of each kind that states none, though somebody may think so.
         """
-        found, overlooked, at_top = [], dict[str, int](), True
+        options, overlooked, at_top = [], dict[str, int](), True
         for number, line in enumerate(self.text.splitlines(), 1):
             at_top &= not line.strip() or line.startswith("#")
             if at_top and line.startswith(_OPTIONS):
                 try:
-                    found.append((number, shlex.split(line.removeprefix(_OPTIONS), comments=True)))
+                    options.append((number, shlex.split(line.removeprefix(_OPTIONS), comments=True)))
                 except ValueError as error:
                     raise BadInputError.one(self.name, str(error), line=number) from error
             elif match := _NOT_OPTIONS.match(line):
@@ -121,7 +121,7 @@ class Script:
                 f"{self.name}:{number}: {sign} is not read: options are {_OPTIONS} lines before all commands"
             )
         self.text = ""
-        return found
+        return options
 
 
 def utf8(data: bytes, source: str) -> str:
@@ -149,7 +149,7 @@ def stated_in(context: typer.Context, source: str, lines: Iterable[tuple[int, li
 
     :raises BadInputError: a line is not made of options of this command.
     """
-    found: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     for number, words in lines:
         try:
             own = context.command.make_context("submit", [*words])
@@ -163,11 +163,11 @@ def stated_in(context: typer.Context, source: str, lines: Iterable[tuple[int, li
             if not _states(own, name):
                 continue
             if isinstance(value, list | tuple):
-                found[name] = [*found.get(name, ()), *value]
+                stated[name] = [*stated.get(name, ()), *value]
             elif not _states(context, name):
-                found[name] = value
-    listed = [name for name, value in found.items() if isinstance(value, list)]
-    return found | {name: [*found[name], *(context.params[name] or ())] for name in listed}
+                stated[name] = value
+    listed = [name for name, value in stated.items() if isinstance(value, list)]
+    return stated | {name: [*stated[name], *(context.params[name] or ())] for name in listed}
 
 
 def _states(context: Any, name: str) -> bool:

@@ -72,7 +72,7 @@ _COLOURS: Final = {
 
 def with_colours(text: str) -> str:
     """The states in a table of jobs, or in the page of one, in colour."""
-    found, at = [], None
+    lines, at = [], None
     for whole in text.splitlines(keepends=True):
         line = whole
         if line.startswith("job ") and "  state" in line:
@@ -81,8 +81,8 @@ def with_colours(text: str) -> str:
         state = "" if place is None else line[place:].partition(" ")[0].rstrip()
         if place is not None and state in _COLOURS:
             line = f"{line[:place]}\x1b[{_COLOURS[state]}m{state}\x1b[0m{line[place + len(state) :]}"
-        found.append(line)
-    return "".join(found)
+        lines.append(line)
+    return "".join(lines)
 
 
 def show(look: Callable[[int | None], Screen], every_s: float) -> None:
@@ -331,15 +331,15 @@ def _once(page: _Page, form: Form, output: str) -> None:
     from pliant.tools.run.watch.status import run_line
 
     check_output(output)
-    found = page.look()
+    current = page.look()
     if form is Form.json:
-        out_or_file(page.document(found, time.time()), output)
+        out_or_file(page.document(current, time.time()), output)
         return
     width = width_for(sys.stdout) if output == "-" else None
-    out_or_file(page.text(found, time.time(), width), output, with_colours)
+    out_or_file(page.text(current, time.time(), width), output, with_colours)
     if page.job is None:
-        note(run_line(found, page.client.state))
-        for line in _trouble(found):
+        note(run_line(current, page.client.state))
+        for line in _trouble(current):
             note(line)
 
 
@@ -455,14 +455,17 @@ def _show(page: _Page, every_s: float | None) -> None:
     from pliant.tools.run.watch.status import run_line
 
     def look(width: int | None) -> Screen:
-        found = page.look()
-        return page.text(found, time.time(), width), [*_trouble(found), run_line(found, page.client.state)]
+        current = page.look()
+        return page.text(current, time.time(), width), [
+            *_trouble(current),
+            run_line(current, page.client.state),
+        ]
 
     def changed() -> tuple[object, Callable[[], Screen]]:
-        found = page.look()
-        return page.mark(found), lambda: (
-            page.text(found, time.time(), width_for(sys.stdout)),
-            _trouble(found),
+        current = page.look()
+        return page.mark(current), lambda: (
+            page.text(current, time.time(), width_for(sys.stdout)),
+            _trouble(current),
         )
 
     if is_screen(sys.stdout):

@@ -396,42 +396,42 @@ def submit(
         if max_failures is not None and array is None:
             raise UsageError("--max-failures is about an array: give --array, too")
         numbers = None if array is None else numbers_of(array, max_failures)
-        found = of_script(script.command, fields, directory, numbers, dry_run=dry_run)
+        submitted = of_script(script.command, fields, directory, numbers, dry_run=dry_run)
     else:
-        found, source = _of_file(jobs, b"" if script is None else script.jobs)
+        submitted, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
             raise UsageError(_OF_SCRIPTS)
     hidden = hidden_values(secret or (), os.environ)
-    found = tuple(without(with_variables(job, env or (), os.environ), hidden) for job in found)
-    found = tuple(with_output(job, output, error) for job in found)
+    submitted = tuple(without(with_variables(job, env or (), os.environ), hidden) for job in submitted)
+    submitted = tuple(with_output(job, output, error) for job in submitted)
     if priority is not None:
         check_priority(priority)
-        found = tuple(job.model_copy(update={"priority": priority}) for job in found)
+        submitted = tuple(job.model_copy(update={"priority": priority}) for job in submitted)
     where = _named(state) if dry_run else state_directory(state)
-    found = with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
+    submitted = with_options(submitted, after or (), begin, deadline, where, now_s=now_s, hold=hold)
     if verify:
-        _verify(found, source)
+        _verify(submitted, source)
     if wait and dry_run:
         raise UsageError("--dry-run submits nothing that --wait could wait for: leave one out")
     if dry_run:
-        write_jobs(found, "-")
-        _say_what_would_happen(found, source, where, now_s)
+        write_jobs(submitted, "-")
+        _say_what_would_happen(submitted, source, where, now_s)
         return
     directory = state_directory(state)
     client = client_for(directory)
-    found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
-    for line in dict.fromkeys([*_starts(found), *_shared_files(found)]):
+    submitted = tuple(without(of_submitter(job, os.environ), hidden) for job in submitted)
+    for line in dict.fromkeys([*_starts(submitted), *_shared_files(submitted)]):
         note(line)
-    with _none_submitted(len(found)), _copied(directory, found, snapshot=snapshot) as found:
+    with _none_submitted(len(submitted)), _copied(directory, submitted, snapshot=snapshot) as submitted:
         done = client.submit(
-            *(found, source),
+            *(submitted, source),
             folder=Path.cwd(),
             now_s=now_s,
             check_scripts=not no_check,
             numbered=source == COMMAND_LINE and name is None,
             hidden=hidden,
         )
-    _say_what_counts(done, client, () if source == COMMAND_LINE and name is None else found)
+    _say_what_counts(done, client, () if source == COMMAND_LINE and name is None else submitted)
     if wait:
         from pliant.cli.job import wait_for
 
@@ -507,9 +507,11 @@ def _starts(jobs: Iterable[Job]) -> Iterator[str]:
     for job in jobs:
         if words := _OF_SHELLS.intersection(job.command or ()):
             yield f'{job.model}: no shell reads "{min(words)}" in its command: bash -c "…" has one'
-        found, why = settled(at_home(job, Path.cwd()))
-        if why and (found.launcher is not None or found.names_torchrun or found.gpus.requested > 1):
-            yield f"{found.model}: {by_what(found)}: {why}"
+        job_settled, why = settled(at_home(job, Path.cwd()))
+        if why and (
+            job_settled.launcher is not None or job_settled.names_torchrun or job_settled.gpus.requested > 1
+        ):
+            yield f"{job_settled.model}: {by_what(job_settled)}: {why}"
 
 
 def _verify(jobs: Sequence[Job], source: str) -> None:
@@ -526,8 +528,8 @@ def _verify(jobs: Sequence[Job], source: str) -> None:
 
 def _named(state: Path | None) -> Path | None:
     """The state directory of a dry run, which needs none."""
-    found = configuration().state
-    return Path(found) if state is None and found is not None else state
+    path = configuration().state
+    return Path(path) if state is None and path is not None else state
 
 
 def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None, now_s: float) -> None:

@@ -67,17 +67,17 @@ def job_fields(
     :param kind: fields of its GPUs that say which they may be; None: any.
     :param starts: fields that say what starts and ends it; None: the default.
     """
-    found: dict[str, Any] = {} if gpus is None else _sizes(gpus)
-    found |= {field: value for field, value in starts.items() if value is not None}
+    fields: dict[str, Any] = {} if gpus is None else _sizes(gpus)
+    fields |= {field: value for field, value in starts.items() if value is not None}
     if stated := {field: value for field, value in kind.items() if value is not None}:
-        found["gpus"] = {**(found.get("gpus") or configuration().job.get("gpus") or {}), **stated}
+        fields["gpus"] = {**(fields.get("gpus") or configuration().job.get("gpus") or {}), **stated}
     if batch is not None:
-        found["batch"] = {"size": batch}
+        fields["batch"] = {"size": batch}
     if name is not None:
-        found["id"] = name
+        fields["id"] = name
     if relaunch:
-        found["resize"] = "relaunch"
-    return found
+        fields["resize"] = "relaunch"
+    return fields
 
 
 def container_field(
@@ -90,20 +90,20 @@ def container_field(
     stated = {"image": image, "runtime": runtime, "mounts": mounts, "options": options}
     if not (given := {field: value for field, value in stated.items() if value}):
         return None
-    found = {**(configuration().job.get("container") or {}), **given}
-    if "image" not in found:
+    container = {**(configuration().job.get("container") or {}), **given}
+    if "image" not in container:
         raise UsageError("--container-… are about a container: name its image with --container")
-    return found
+    return container
 
 
 def _sizes(gpus: str) -> dict[str, Any]:
     """:raises UsageError: it is neither a number nor two of them, nor a list of rising ones."""
     if gpus == "0":
         return {"gpus": {"requested": 0}}
-    found = {name: value for name, value in sizes_of(gpus).items() if value is not None}
+    sizes = {name: value for name, value in sizes_of(gpus).items() if value is not None}
     if gpus.isdecimal():
-        return {"gpus": {"requested": found["requested"]}}
-    return {"gpus": found, "elastic": "size"}
+        return {"gpus": {"requested": sizes["requested"]}}
+    return {"gpus": sizes, "elastic": "size"}
 
 
 _MOST_IN_ARRAY: Final = 10_000
@@ -153,8 +153,8 @@ def numbers_of(text: str, max_failures: int | None = None) -> ArrayNumbers:
         numbers |= dict.fromkeys(lines)
     else:
         for part in listed.split(","):
-            found = _RANGE.fullmatch(part)
-            span = range(0) if found is None else _span(found)
+            match = _RANGE.fullmatch(part)
+            span = range(0) if match is None else _span(match)
             good &= bool(span)
             numbers |= dict.fromkeys(span[: _MOST_IN_ARRAY + 1])
     if not good:
@@ -174,10 +174,10 @@ def _lines_of(path: str) -> dict[int, str]:
     from pliant.schemas.file_io.limits import ROWS_BYTES
 
     text = utf8(read_bytes(path, most=ROWS_BYTES), path)
-    found = {number: line for number, line in enumerate(text.splitlines(), 1) if line.strip()}
-    if not found:
+    lines = {number: line for number, line in enumerate(text.splitlines(), 1) if line.strip()}
+    if not lines:
         raise BadInputError.one(path, "has no lines, expected one for each job of the array")
-    return found
+    return lines
 
 
 def _span(found: re.Match[str]) -> range:
@@ -227,9 +227,9 @@ def _changed(job: Job, shared: dict[str, Any], until_s: float | None, now_s: flo
     if not own:
         return job
     stated = job.model_fields_set | own.keys()
-    found = job.model_copy(update=own)
-    found.model_fields_set.update(stated)
-    return found
+    changed = job.model_copy(update=own)
+    changed.model_fields_set.update(stated)
+    return changed
 
 
 def _moment(option: str, text: str, now_s: float) -> float:

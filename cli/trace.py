@@ -248,16 +248,16 @@ def _model(name: str, weight: float) -> dict[str, Any]:
 
 def _weights(option: str, text: str) -> dict[str, float]:
     """``NAME[=WEIGHT],…`` as a mapping; the default weight is 1."""
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for part in text.split(","):
         name, equals, weight = part.partition("=")
         try:
-            found[name] = float(weight if equals else 1)
+            weights[name] = float(weight if equals else 1)
         except ValueError:
             name = ""
         if not name:
             raise UsageError(f'{option} "{part}": expected NAME or NAME=WEIGHT')
-    return found
+    return weights
 
 
 def export(
@@ -279,9 +279,9 @@ def export(
     from pliant.tools.replay.importers.formats.swf import lines
 
     check_output(output)
-    found = sorted(read_jobs(jobs), key=lambda job: (job.submit_time, job.id))
-    write_chunks(output, (f"{line}\n".encode() for line in lines(found)))
-    note(f"{counted(len(found), 'job')} in the Standard Workload Format")
+    ordered = sorted(read_jobs(jobs), key=lambda job: (job.submit_time, job.id))
+    write_chunks(output, (f"{line}\n".encode() for line in lines(ordered)))
+    note(f"{counted(len(ordered), 'job')} in the Standard Workload Format")
 
 
 def describe(
@@ -323,24 +323,27 @@ def describe(
     read = read_jobs(jobs)
     if not read:
         raise UsageError(f"{jobs}: has no jobs to describe")
-    found = described(read, None if cluster is None else read_cluster(cluster).total_gpus)
-    wanted = None if cluster_for is None else gpus_for(found, cluster_for)
+    description = described(read, None if cluster is None else read_cluster(cluster).total_gpus)
+    wanted = None if cluster_for is None else gpus_for(description, cluster_for)
     if form is Form.json:
-        fields = asdict(found) | ({} if wanted is None else {"cluster_for_gpus": wanted})
+        fields = asdict(description) | ({} if wanted is None else {"cluster_for_gpus": wanted})
         write_bytes(output, f"{json.dumps(fields, indent=2)}\n".encode())
     else:
-        lines = found.lines()
+        lines = description.lines()
         if wanted is not None and cluster_for is not None:
             line = f"cluster for a load of {cluster_for:g}: {in_gpus(wanted)}"
-            if wanted == found.sizes[-1][0] and (real := found.load_of(wanted)) < cluster_for:
+            if wanted == description.sizes[-1][0] and (real := description.load_of(wanted)) < cluster_for:
                 line += f", as many as its largest job has; their load is {real:.2g}"
             lines.append(line)
         write_bytes(output, "".join(f"{line}\n" for line in lines).encode())
     if figure is not None and shape is not None:
         from pliant.tools.report.figures.plots import arriving_work_image
 
-        atomic_write(Path(figure), arriving_work_image(shape, found.arriving_gpus, found.bin_s, found.gpus))
-    if text := warning(found):
+        atomic_write(
+            Path(figure),
+            arriving_work_image(shape, description.arriving_gpus, description.bin_s, description.gpus),
+        )
+    if text := warning(description):
         note(text)
 
 

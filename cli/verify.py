@@ -75,15 +75,15 @@ def verify(
     check_output(output)
     if jobs is not None and jobs.endswith(".py"):
         stated: dict[str, Any] = {"elastic": "size", "gpus": {"min": 1, "max": 2}}
-        found = of_script([jobs, *(arguments or ())], stated, None)
+        verified = of_script([jobs, *(arguments or ())], stated, None)
     elif arguments:
         raise UsageError("arguments are about a script (*.py): in a file each job states them")
     else:
         path = named_or_piped(jobs, "nothing to verify: name a script or a file")
-        found = read_jobs(path, configuration().job)
+        verified = read_jobs(path, configuration().job)
     if batch is not None:
-        found = tuple(job.model_copy(update={"batch": Batch(size=batch)}) for job in found)
-    results = verify_all(found, COMMAND_LINE, Part(samples, time_limit, slots), note)
+        verified = tuple(job.model_copy(update={"batch": Batch(size=batch)}) for job in verified)
+    results = verify_all(verified, COMMAND_LINE, Part(samples, time_limit, slots), note)
     if form is Form.json:
         out_or_file(text_of(results), output)
     else:

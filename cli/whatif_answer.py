@@ -110,10 +110,10 @@ def whatif_on_own_files(state: Path, question: WhatIfQuestion) -> WhatIfAnswer:
     if question.jobs:
         given = submitted_jobs(question.jobs, question.source)
         jobs = check_new(state, given, question.source, live.now_s)
-        found = ask(live, with_jobs(jobs))
+        answer = ask(live, with_jobs(jobs))
         names = {job.id: each.id for job, each in zip(jobs, given, strict=True)}
-        then = {names.get(job_id, job_id): job for job_id, job in found.looks.then.jobs.items()}
-        return replace(found, looks=Comparison(found.looks.now, replace(found.looks.then, jobs=then)))
+        then = {names.get(job_id, job_id): job for job_id, job in answer.looks.then.jobs.items()}
+        return replace(answer, looks=Comparison(answer.looks.now, replace(answer.looks.then, jobs=then)))
     cluster = None if question.add_nodes is None else enlarged(live.cluster, question.add_nodes)
     asked = None
     if question.policy is not None:
@@ -139,11 +139,11 @@ def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[
 
 
 def _came(live: LiveState) -> dict[str, ActualTimes]:
-    found = {}
+    times = {}
     for job_id, job in live.log.jobs.items():
         if job.phase in ("waiting", "running", "preempted", "finished") and job.held is None:
-            found[job_id] = ActualTimes(job.started_s, job.ended_s)
-    return found
+            times[job_id] = ActualTimes(job.started_s, job.ended_s)
+    return times
 
 
 def with_jobs(jobs: Sequence[Job]) -> Callable[[Session], tuple[Session, Sequence[Job]]]:
@@ -372,8 +372,8 @@ def document(answer: WhatIfAnswer) -> dict[str, Any]:
 
 
 def _errors(errors: PredictionErrors, what: str) -> dict[str, Any]:
-    found = {"comparisons": errors.comparisons, "low": errors.low, "high": errors.high}
-    return found if errors.low is not None else {**found, "reason": errors.words(what)}
+    fields = {"comparisons": errors.comparisons, "low": errors.low, "high": errors.high}
+    return fields if errors.low is not None else {**fields, "reason": errors.words(what)}
 
 
 def _fields(job: JobPrediction | None, answer: WhatIfAnswer) -> dict[str, Any] | None:
@@ -409,10 +409,10 @@ def main(state: str) -> int:
         answer = b""
         head: dict[str, Any] = {"ok": True}
         try:
-            found = whatif_on_own_files(
+            foreseen = whatif_on_own_files(
                 Path(state), WhatIfQuestion.model_validate(asked["question"], strict=False)
             )
-            answer = WHATIF_ANSWER.dump_json((found.seen_by({*asked["seen"]}, {*asked["own"]}),))
+            answer = WHATIF_ANSWER.dump_json((foreseen.seen_by({*asked["seen"]}, {*asked["own"]}),))
         except PliantError as error:
             head = said(error)
         except MemoryError:

@@ -213,7 +213,7 @@ class Capacities:
         self.nodes = nodes
         self.node_gpus: Mapping[str, int] = most_on_a_node(nodes) if whole is None else whole.node_gpus
         self.of_node = [capacities(node) for node in nodes]
-        stated = (tuple(sorted(found.items())) for found in self.of_node)
+        stated = (tuple(sorted(of_one.items())) for of_one in self.of_node)
         self._kind_of = [
             _NodeKind(node.gpu_type, node.gpus, amounts, node.gpu_memory)
             for node, amounts in zip(nodes, stated, strict=True)
@@ -225,13 +225,13 @@ class Capacities:
 
     def _counted(self, constraint: Constraint | None) -> Mapping[_NodeKind, int]:
         """How many nodes of each kind it allows; all kinds, in their order."""
-        found = Counter(dict.fromkeys(self._kind_of, 0))
+        counts = Counter(dict.fromkeys(self._kind_of, 0))
         for node, kind in zip(self.nodes, self._kind_of, strict=True):
             if constraint is None:
-                found[kind] += node.count or 1
+                counts[kind] += node.count or 1
             elif constraint.allows_alike(node):
-                found[kind] += sum(map(constraint.allows_name, names_of(node)))
-        return found
+                counts[kind] += sum(map(constraint.allows_name, names_of(node)))
+        return counts
 
     def _allowed(self, constraint: Constraint | None) -> Mapping[_NodeKind, int]:
         if constraint is None:
@@ -289,31 +289,35 @@ class Capacities:
         constraint = self.constraint_of(job)
         demand = (tuple(job.resources.worker.items()), tuple(job.resources.ps.items()))
         alike = (constraint, demand, job.gpus.per_replica, job.gpus.sizes)
-        found = self._rooms.get(alike)
-        if found is None:
+        room = self._rooms.get(alike)
+        if room is None:
             by_node = self._by_node(job, constraint)
             barred = () if constraint is None else self._barred(constraint)
-            found = self._rooms[alike] = JobRoom(self._by_type(job, constraint, by_node), by_node, barred)
-        return found
+            room = self._rooms[alike] = JobRoom(self._by_type(job, constraint, by_node), by_node, barred)
+        return room
 
     def _by_node(self, job: Job, constraint: Constraint | None) -> RoomByNode:
-        found: dict[str, Counter[int]] = {}
+        nodes_by_size: dict[str, Counter[int]] = {}
         for node, count in self._allowed(constraint).items():
             together = replica_on_a_node(job, self.node_gpus[node.gpu_type])
             each = fitting(dict(node.stated), job.resources.worker, node.gpus) if count else 0
-            found.setdefault(node.gpu_type, Counter())[each - each % together] += count
-        return {kind: tuple(sorted(nodes.items(), reverse=True)) for kind, nodes in found.items()}
+            nodes_by_size.setdefault(node.gpu_type, Counter())[each - each % together] += count
+        return {kind: tuple(sorted(nodes.items(), reverse=True)) for kind, nodes in nodes_by_size.items()}
 
     def _by_type(self, job: Job, constraint: Constraint | None, by_node: RoomByNode) -> Mapping[str, int]:
-        found = Counter({kind: sum(each * count for each, count in nodes) for kind, nodes in by_node.items()})
+        gpus_by_type = Counter(
+            {kind: sum(each * count for each, count in nodes) for kind, nodes in by_node.items()}
+        )
         if job.resources.ps:
             servers = sum(
                 count * fitting(dict(node.stated), job.resources.ps, MANY)
                 for node, count in self._allowed(constraint).items()
                 if not node.gpus
             )
-            found = Counter({kind: _served(job, workers, servers) for kind, workers in found.items()})
-        return {kind: job.gpus.whole(workers) for kind, workers in found.items()}
+            gpus_by_type = Counter(
+                {kind: _served(job, workers, servers) for kind, workers in gpus_by_type.items()}
+            )
+        return {kind: job.gpus.whole(workers) for kind, workers in gpus_by_type.items()}
 
     def without_what_never_fits(self, job: Job) -> Job:
         """The job, without its demands if no node has room for them even at its smallest size.
@@ -396,10 +400,10 @@ class Capacities:
 
 def most_on_a_node(nodes: Iterable[Node]) -> dict[str, int]:
     """GPUs of the largest node of each type."""
-    found: dict[str, int] = {}
+    largest: dict[str, int] = {}
     for node in nodes:
-        found[node.gpu_type] = max(node.gpus, found.get(node.gpu_type, 0))
-    return found
+        largest[node.gpu_type] = max(node.gpus, largest.get(node.gpu_type, 0))
+    return largest
 
 
 def replica_on_a_node(job: Job, node_gpus: int) -> int:
@@ -454,20 +458,20 @@ def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
     """The jobs that do not fit a GPU type, the nodes or the limit of their user, and why, as a clause."""
     room = cluster if isinstance(cluster, Room) else Room.of(cluster)
     of_one_type = " of one type" if room.types > 1 else ""
-    found = {}
+    reasons = {}
     for job in jobs:
         limit = room.limit_of(job.user)
         if job.min_gpus > room.gpus:
-            found[job.id] = f"needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {room.gpus}"
+            reasons[job.id] = f"needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {room.gpus}"
         elif limit is not None and limit.gpus is not None and job.gpus.requested > limit.gpus:
             requested = in_gpus(job.gpus.requested)
-            found[job.id] = f'requests {requested}, user "{job.user}" may hold {limit.gpus}'
+            reasons[job.id] = f'requests {requested}, user "{job.user}" may hold {limit.gpus}'
         elif room.shares is not None and job.min_gpus > room.shares.most_gpus(job):
             team, most = room.shares.team_of(job), room.shares.most_gpus(job)
-            found[job.id] = f'needs {in_gpus(job.min_gpus)}, team "{team}" may hold {most:g}'
+            reasons[job.id] = f'needs {in_gpus(job.min_gpus)}, team "{team}" may hold {most:g}'
         elif (of := room.capacities) is not None and (why := of.why_unknown(job) or of.why_too_large(job)):
-            found[job.id] = why
-    return found
+            reasons[job.id] = why
+    return reasons
 
 
 def check_profiled(jobs: Iterable[Job], models: Collection[str], source: str) -> None:
@@ -515,9 +519,9 @@ def _near(name: str, ids: Collection[str]) -> str:
 
 
 def _refuse(problems: Iterable[str], source: str) -> None:
-    found = [Problem(source, None, "", text) for text in problems]
-    if found:
-        raise BadInputError(found)
+    refused = [Problem(source, None, "", text) for text in problems]
+    if refused:
+        raise BadInputError(refused)
 
 
 def _hint(model: str, known: frozenset[str]) -> str:

@@ -106,8 +106,8 @@ class Shares(Record):
             return job
         by_group = (name for name, team in self.teams.items() if set(team.groups) & {*groups})
         by_account = (name for name, team in self.teams.items() if set(team.accounts) & {*accounts})
-        found = next(by_group, "") or next(by_account, "")
-        return job.model_copy(update={"team": found}) if found else job
+        name = next(by_group, "") or next(by_account, "")
+        return job.model_copy(update={"team": name}) if name else job
 
     def hangs_on_accounts(self, job: Job, groups: Collection[str]) -> bool:
         """Whether it takes the Slurm accounts of its user to say which team a job is in, or may name."""
@@ -220,8 +220,8 @@ class Node(Record):
         if self.count is not None:
             raise broken_rule("is for one node, expected no count beside it", "/devices")
         if len(set(self.devices)) != self.gpus or len(self.devices) != self.gpus:
-            found = counted(len(set(self.devices)), "device")
-            raise broken_rule(f"names {found}, expected {self.gpus} as in gpus", "/devices")
+            devices = counted(len(set(self.devices)), "device")
+            raise broken_rule(f"names {devices}, expected {self.gpus} as in gpus", "/devices")
         return self
 
 
@@ -346,9 +346,9 @@ class Cluster(Record):
     def _is_of_this_world(self) -> Self:
         """Checked before nodes are expanded: a count too large would fill memory."""
         nodes = sum(node.count or 1 for node in self.nodes)
-        for what, found, most in (("nodes", nodes, MOST_NODES), ("GPUs", self.total_gpus, MOST_GPUS)):
-            if found > most:
-                raise broken_rule(f"{found:,} {what} in all, expected {most:,} or less", "/nodes")
+        for what, count, most in (("nodes", nodes, MOST_NODES), ("GPUs", self.total_gpus, MOST_GPUS)):
+            if count > most:
+                raise broken_rule(f"{count:,} {what} in all, expected {most:,} or less", "/nodes")
         return self
 
     @model_validator(mode="after")

@@ -78,16 +78,16 @@ class Event:
 
 
 def _broken(event: Event) -> Broken:
-    found = (
+    broken = (
         []
         if event.detail is None
         else [("/detail" + as_pointer(at), NOT_FINITE) for at in nonfinite(event.detail)]
     )
     if event.job is None and event.event not in OF_THE_CLUSTER:
-        found.append(("/job", f"is null in a {event.event!r} event, expected a job id"))
+        broken.append(("/job", f"is null in a {event.event!r} event, expected a job id"))
     if event.event == "preempt" and event.gpus:
-        found.append(("/gpus", f"is {event.gpus:,} in a 'preempt' event, expected 0"))
-    return found
+        broken.append(("/gpus", f"is {event.gpus:,} in a 'preempt' event, expected 0"))
+    return broken
 
 
 EVENT: Final = TableKind("event", Event, first=("time", "job"), broken=_broken)

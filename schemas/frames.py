@@ -86,10 +86,10 @@ def frame(kind: str, content: Sequence[Any], table: str | None = None, source: s
 
 def events_of_runs(policies: Sequence[str], runs: Sequence[Sequence[Event]]) -> pd.DataFrame:
     """The events of several runs, one below the other, after a column that says under which policy."""
-    found = [frame("event", events) for events in runs]
-    for policy, each in zip(policies, found, strict=True):
+    frames = [frame("event", events) for events in runs]
+    for policy, each in zip(policies, frames, strict=True):
         each.insert(0, "policy", pd.Series([policy] * len(each), dtype="string"))
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(frames, ignore_index=True)
 
 
 def fields_of(rows: Any) -> Iterator[dict[str, Any]]:
@@ -120,10 +120,10 @@ def _means(groups: Sequence[RunGroup]) -> pd.DataFrame:
     }
     estimates: dict[str, Sequence[Any]] = {"mean_jct_ratio": ratios}
     estimates |= {name: [each.figures.get(name) for each in groups] for name in names}
-    for name, found in estimates.items():
+    for name, by_group in estimates.items():
         middle = "ratio" if name == "mean_jct_ratio" else "mean"
         for ending, field in (("", middle), (".low", "low"), (".high", "high")):
-            values = [None if each is None else getattr(each, field) for each in found]
+            values = [None if each is None else getattr(each, field) for each in by_group]
             columns[f"{name}{ending}"] = pd.Series(values, dtype="float64")
     return pd.DataFrame(columns)
 

@@ -202,11 +202,11 @@ class Gpus(Record):
         first = self.above(max(0, least - 1))
         if self.sizes is None:
             return range(first, most + 1, self.per_replica)
-        found = []
+        sizes = []
         while 0 < first <= most:
-            found.append(first)
+            sizes.append(first)
             first = self.above(first)
-        return tuple(found)
+        return tuple(sizes)
 
     def replicas(self, gpus: int) -> int:
         """Data-parallel workers on that many GPUs."""
@@ -301,8 +301,8 @@ def _form(value: object) -> str | None:
     """The tag of the form. Returns None if keys of no form or of several are there."""
     if not isinstance(value, dict):
         return _FORMS.get(type(value))
-    found = {_FORMS[key] for key in value if key in _FORMS}
-    return found.pop() if len(found) == 1 else None
+    forms = {_FORMS[key] for key in value if key in _FORMS}
+    return forms.pop() if len(forms) == 1 else None
 
 
 _TaggedWork = Annotated[
@@ -579,12 +579,12 @@ class Job(Record):
         """The system limits the bytes of the arguments and variables of a process."""
         if not self.env and 4 * sum(map(len, (*(self.command or ()), self.workdir or ""))) < LONGEST_TEXT:
             return  # a character has four bytes at most
-        found = {
+        texts_of_fields = {
             "command": self.command or (),
             "env": [f"{name}={value}" for name, value in self.env.items()],
             "workdir": [self.workdir or ""],
         }
-        for field, texts in found.items():
+        for field, texts in texts_of_fields.items():
             sizes = [len(text.encode()) for text in texts]
             if sum(sizes) > MOST_TEXT or max(sizes, default=0) > LONGEST_TEXT:
                 text = f"is too long, expected at most {LONGEST_TEXT:,} bytes each and {MOST_TEXT:,} in all"
@@ -592,9 +592,9 @@ class Job(Record):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy is of no known form: see :mod:`pliant.schemas.job_table`."""
-        found = super().model_copy(update=update, deep=deep)
-        found.__dict__.pop("form", None)
-        return found
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("form", None)
+        return copied
 
     @property
     def minor(self) -> int:

@@ -82,8 +82,8 @@ class JobForm:
 
     def amount(self, job: Job) -> float:
         """Of the work of a job of this form, which states some."""
-        found: float = job.__dict__["work"].__dict__[self._amount_name]
-        return found
+        amount: float = job.__dict__["work"].__dict__[self._amount_name]
+        return amount
 
     def json(self, job: Job) -> str:
         """``job.model_dump_json(by_alias=True, exclude_defaults=True)`` for a job of this form."""
@@ -179,8 +179,8 @@ def amount_of(job: Job) -> float:
     work = job.work
     if work is None:
         return 0.0
-    found: float = work.__dict__[amount_name(work)]
-    return found
+    amount: float = work.__dict__[amount_name(work)]
+    return amount
 
 
 class _Values(NamedTuple):

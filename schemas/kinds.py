@@ -76,13 +76,13 @@ def check_kind(kind: str | None) -> None:
 def kind_of(data: bytes, source: str) -> str:
     """The kind that the content states or looks like, else that in the name."""
     name = Path(source).name
-    found = _stated(data, source) or next((kind for kind in KINDS if kind in name), None)
-    if found is None:
+    named = _stated(data, source) or next((kind for kind in KINDS if kind in name), None)
+    if named is None:
         if (text := foreign(data, source)) is not None:
             raise BadInputError.one(source, f"is of no kind that pliant has: it {text}")
         expected = f'expected a "schema" field, or give --kind ({"|".join(KINDS)})'
         raise BadInputError.one(source, f"its kind is unclear{_why_not(data)}: {expected}")
-    return found
+    return named
 
 
 def kind_of_parquet(path: Path) -> str | None:

@@ -610,11 +610,11 @@ class ReportedRun(RunMetrics):
 
     @model_serializer(mode="wrap")
     def _without_unknown_steps(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = fields(self)
+        document: dict[str, Any] = fields(self)
         for name in ("step_times", "teams"):
             if getattr(self, name) is None:
-                found.pop(name, None)
-        return found
+                document.pop(name, None)
+        return document
 
 
 class FigureEstimate(Record):

@@ -26,10 +26,10 @@ _MOST_DEEP: Final = 50
 def condition(text: str) -> Condition:
     """:raises ValueError: it is no expression; the message says why."""
     reader = _Reader(text)
-    found = reader.joined()
+    condition_read = reader.joined()
     if reader.next != _END:
         raise reader.refusal()
-    return found
+    return condition_read
 
 
 class _Reader:
@@ -94,12 +94,12 @@ class _Reader:
 
     def _values(self) -> set[str]:
         self._expect("(")
-        found = {self._word()}
+        values = {self._word()}
         while self.next == ",":
             self._step()
-            found.add(self._word())
+            values.add(self._word())
         self._expect(")")
-        return found
+        return values
 
     def _word(self) -> str:
         word = self.next
@@ -114,8 +114,8 @@ class _Reader:
         self._step()
 
     def _step(self) -> None:
-        found = _TOKEN.match(self._text, self._end)
-        self.next, self._end = (_END, self._end) if found is None else (found[1], found.end())
+        token = _TOKEN.match(self._text, self._end)
+        self.next, self._end = (_END, self._end) if token is None else (token[1], token.end())
 
 
 _RANGES: Final = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
@@ -141,10 +141,10 @@ def names_in(text: str) -> list[str]:
 def _of_first_range(name: str) -> list[str]:
     if "[" not in name:
         return [name]
-    if (found := _RANGES.search(name)) is None:
+    if (span := _RANGES.search(name)) is None:
         raise ValueError(f'"{name}": expected numbers and ranges in brackets, as node[1-3,7]')
-    before, after = name[: found.start()], name[found.end() :]
-    spans = [part.partition("-") for part in found[1].split(",")]
+    before, after = name[: span.start()], name[span.end() :]
+    spans = [part.partition("-") for part in span[1].split(",")]
     if any(int(high or low) < int(low) for low, _, high in spans):
         raise ValueError(f'"{name}": expected ranges that rise, as node[1-3,7]')
     return [

@@ -25,7 +25,7 @@ def pattern_fault(pattern: str) -> str | None:
     if not pattern or pattern.endswith("/"):
         return "names no file"
     known = ", ".join(f"%{letter}" for letter in PLACES)
-    for found in PLACE.finditer(pattern):
-        if found[2] not in PLACES:
-            return f"has {found[0]}, expected {known}"
+    for place in PLACE.finditer(pattern):
+        if place[2] not in PLACES:
+            return f"has {place[0]}, expected {known}"
     return None

@@ -160,14 +160,14 @@ def _broken(row: ProfileRow) -> Broken:
             for name in MEASURED
             if getattr(row, name) is not None
         ] + _rules(row)
-    found = _rules(row)
+    broken = _rules(row)
     if row.step_seconds is None:
-        found.append(("/step_seconds", "is null in a feasible row, expected a number"))
+        broken.append(("/step_seconds", "is null in a feasible row, expected a number"))
     elif row.kind != "allreduce" and row.step_seconds == 0:
-        found.append(("/step_seconds", "0.0 is not above 0, expected more than 0 in a training row"))
+        broken.append(("/step_seconds", "0.0 is not above 0, expected more than 0 in a training row"))
     if row.kind != "allreduce" and row.local_batch == 0:
-        found.append(("/local_batch", "0 is below 1, expected 1 or more in a training row"))
-    return found + _rate_rules(row)
+        broken.append(("/local_batch", "0 is below 1, expected 1 or more in a training row"))
+    return broken + _rate_rules(row)
 
 
 def _rate_rules(row: ProfileRow) -> Broken:
@@ -185,16 +185,16 @@ def _rate_rules(row: ProfileRow) -> Broken:
 def _rules(row: ProfileRow) -> Broken:
     """Where its GPUs are, and what ran beside it."""
     problem = _placement_problem(row.placement, row.nodes, row.gpus, row.node_order)
-    found = [] if problem is None else [problem]
+    broken = [] if problem is None else [problem]
     if row.across is not None and row.nodes < 2:
-        found.append(("/across", f'is "{row.across}" in a row of one node, expected null'))
+        broken.append(("/across", f'is "{row.across}" in a row of one node, expected null'))
     if row.kind == "pair" or row.beside_model is not None or row.beside_batch is not None:
-        found += [
+        broken += [
             (f"/{name}", f"contradicts kind {row.kind!r}, expected it in rows of pairs alone")
             for name in OF_PAIRS
             if (getattr(row, name) is None) == (row.kind == "pair")
         ]
-    return found
+    return broken
 
 
 @lru_cache(maxsize=4096)

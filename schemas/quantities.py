@@ -58,11 +58,11 @@ def read_size(text: str) -> int:
     typed = text.strip()
     if typed.isascii() and typed.isdigit() and len(typed) <= 18:
         return int(typed)
-    found = _SIZE.fullmatch(typed.replace(" ", ""))
-    if found is None or len(found[1]) > 18:
+    match = _SIZE.fullmatch(typed.replace(" ", ""))
+    if match is None or len(match[1]) > 18:
         raise ValueError(f"expected {SIZE}")
-    power = 1 + _PREFIXES.index(found[2].lower())
-    return round(float(found[1]) * float((1024 if found[3] else 1000) ** power))
+    power = 1 + _PREFIXES.index(match[2].lower())
+    return round(float(match[1]) * float((1024 if match[3] else 1000) ** power))
 
 
 def read_time(text: str) -> float:
@@ -96,12 +96,12 @@ def read_ahead(text: str, now_s: float) -> float:
     except ValueError:
         pass
     try:
-        found = _next_time_of_day(typed, now_s) if _OF_DAY.fullmatch(typed) else read_time(typed)
+        time_s = _next_time_of_day(typed, now_s) if _OF_DAY.fullmatch(typed) else read_time(typed)
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"expected {AHEAD}") from None
-    if found < now_s:
+    if time_s < now_s:
         raise ValueError("lies in the past")
-    return found
+    return time_s
 
 
 def _next_time_of_day(text: str, now_s: float) -> float:

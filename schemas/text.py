@@ -162,10 +162,10 @@ def iso_time(at_s: float | None) -> str | None:
     if at_s is None:
         return None
     try:
-        found = datetime.fromtimestamp(at_s, UTC)
+        moment = datetime.fromtimestamp(at_s, UTC)
     except (OverflowError, ValueError, OSError):
         return None
-    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _two(seconds: int, large_s: int, large: str, small_s: int, small: str) -> str:
@@ -246,27 +246,27 @@ def narrowest(text: str) -> int:
 
 def fitted(lines: Iterable[str], width: int | None) -> list[str]:
     """Breaks lines that are wider than ``width``; further lines are indented alike."""
-    found: list[str] = []
+    cut: list[str] = []
     for line in lines:
         if width is None or width_of(line) <= width:
-            found.append(line)
+            cut.append(line)
             continue
         begins = line[: len(line) - len(line.lstrip())]
-        found += [begins + each for each in wrapped(line, width - width_of(begins))]
-    return found
+        cut += [begins + each for each in wrapped(line, width - width_of(begins))]
+    return cut
 
 
 def flowing(text: str) -> str:
     """The text with each paragraph and each item of a list on one line; other indented lines stay."""
-    found: list[str] = []
+    joined: list[str] = []
     for line in text.splitlines():
-        before = found[-1] if found else ""
+        before = joined[-1] if joined else ""
         indented = line[:1].isspace() and not _LABEL.match(before)
         if not before or before[0].isspace() or not line or indented or _LABEL.match(line):
-            found.append(line)
+            joined.append(line)
         else:
-            found[-1] += f" {line.strip()}"
-    return "\n".join(found)
+            joined[-1] += f" {line.strip()}"
+    return "\n".join(joined)
 
 
 def _parts(word: str, width: int) -> Iterator[tuple[str, bool]]:
@@ -340,16 +340,16 @@ def _least(column: Column, width: int) -> int:
 
 def _cut_widths(columns: Sequence[Column], widths: Sequence[int], kept: list[int], width: int) -> list[int]:
     """Widths with which all columns that are kept fit."""
-    found = list(widths)
+    cut = list(widths)
     for at in reversed(kept):
-        excess = sum(found[at] + len(GAP) for at in kept) - len(GAP) - width
+        excess = sum(cut[at] + len(GAP) for at in kept) - len(GAP) - width
         if excess <= 0:
             break
         if columns[at].least is not None:
-            found[at] = max(_least(columns[at], found[at]), found[at] - excess)
+            cut[at] = max(_least(columns[at], cut[at]), cut[at] - excess)
         elif at == kept[0]:
-            found[at] -= excess
-    return found
+            cut[at] -= excess
+    return cut
 
 
 def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], kept: Sequence[int]) -> str:

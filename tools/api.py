@@ -313,9 +313,9 @@ class ReportResult:
         :raises BadInputError: the file is wrong, or expects figures of other runs.
         """
         source = source_name(fspath(expected))
-        found = check_expectations(self.made, read_expectations(fspath(expected)), source)
-        refuse_missed(found)
-        return found
+        checked = check_expectations(self.made, read_expectations(fspath(expected)), source)
+        refuse_missed(checked)
+        return checked
 
     def __repr__(self) -> str:
         return self.text()
@@ -430,9 +430,9 @@ def schedule(
     question = Question(
         policy, parameters or {}, seed, explain=True, timing=False, demand=demand, predictor=start
     )
-    found, source = _jobs(jobs)
+    jobs_read, source = _jobs(jobs)
     return ScheduleResult(
-        decide(found, _cluster(cluster), _profile(profile), question, now_s=at_s, source=source)
+        decide(jobs_read, _cluster(cluster), _profile(profile), question, now_s=at_s, source=source)
     )
 
 
@@ -443,8 +443,8 @@ def _inputs(
     convergence: AnyPath | Iterable[ConvergenceRow] | None,
     limit: int | None,
 ) -> Inputs:
-    found, source = _jobs(jobs)
-    ordered = sorted(found, key=lambda job: (job.submit_time, job.id))[:limit]
+    jobs_read, source = _jobs(jobs)
+    ordered = sorted(jobs_read, key=lambda job: (job.submit_time, job.id))[:limit]
     rows: Iterable[ConvergenceRow] = ()
     if isinstance(convergence, str | PathLike):
         rows = read_convergence(fspath(convergence))
@@ -520,17 +520,17 @@ def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
 def _number(name: str, value: object) -> float:
     """:raises UsageError: the value is not a finite number, 0 or more."""
     try:
-        found = float(value)  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        found = -1.0
-    if not 0 <= found < inf:
+        number = -1.0
+    if not 0 <= number < inf:
         raise UsageError(f"{name}: {value!r} is not a number of 0 or more")
-    return found
+    return number
 
 
 def _by_policy(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Parameters by policy: of the only policy by their names, of several in a dictionary each."""
-    found: dict[str, Mapping[str, Any]] = {name: {} for name in names}
+    parameters: dict[str, Mapping[str, Any]] = {name: {} for name in names}
     nested = {name: values for name, values in given.items() if isinstance(values, Mapping)}
     if not nested and len(names) == 1:
         return {names[0]: given}
@@ -538,7 +538,7 @@ def _by_policy(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Mapp
     if stray is not None:
         example = f'{{"{names[0]}": {{"{stray}": …}}}}'
         raise UsageError(f'parameters: "{stray}" is not a policy of this replay; say whose it is: {example}')
-    return found | nested
+    return parameters | nested
 
 
 def _options(given: Mapping[str, Any]) -> ReplayOptions:
@@ -549,15 +549,15 @@ def _options(given: Mapping[str, Any]) -> ReplayOptions:
             raise UsageError(f'replay has no option "{name}"; {hint}')
     values = {name: _as_stated(name, value) for name, value in given.items()}
     try:
-        found = TypeAdapter(ReplayOptions).validate_python(values)
+        options = TypeAdapter(ReplayOptions).validate_python(values)
     except ValidationError as error:
         problems = problems_of(error, "replay")
         raise UsageError(
             "; ".join(f"{each.pointer.strip('/')}: {each.message}" for each in problems)
         ) from None
-    for name, text in found.wrong():
+    for name, text in options.wrong():
         raise UsageError(f"{name} {text}")
-    return found
+    return options
 
 
 def _as_stated(name: str, value: object) -> object:

@@ -73,7 +73,7 @@ def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schem
     newer = _version(value, source, kind, line_of(text, ("schema",)), schema_required=schema_required)
     named = {**value, "schema": schema_id(kind)}
     try:
-        found, dropped = validate_value(named, record.model_validate_json, drop_unknown=newer)
+        document, dropped = validate_value(named, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:
         places = [
             (line_of(text, location(each)), pointer(each), message(each, error.title))
@@ -83,7 +83,7 @@ def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schem
         places = [(line_of(text, path), as_pointer(path), NOT_FINITE) for path in nonfinite(value)]
         if not places:
             warn_dropped(source, dropped)
-            return found
+            return document
     raise BadInputError([Problem(source, *place) for place in places])
 
 
@@ -137,14 +137,14 @@ def line_of(text: str, path: tuple[str | int, ...]) -> int:
 
 
 def _object_member(text: str, at: int, name: str | int) -> int | None:
-    at, found = _skip(text, at + 1), None
+    at, value_at = _skip(text, at + 1), None
     while text[at] != "}":
         key, at = _DECODER.raw_decode(text, at)
         at = _skip(text, at)
         if key == name:
-            found = at
+            value_at = at
         at = _skip(text, _DECODER.raw_decode(text, at)[1])
-    return found
+    return value_at
 
 
 def _list_item(text: str, at: int, index: str | int) -> int | None:
@@ -159,8 +159,8 @@ def _list_item(text: str, at: int, index: str | int) -> int | None:
 
 
 def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return at if found is None else found.end()
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
 
 
 def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
@@ -232,9 +232,9 @@ def refuse_same_ids(problems: list[Problem], lines: list[tuple[int, str]], sourc
     """:param lines: numbers and ids of the good ones.
     :raises BadInputError: there are problems, or ids occur twice.
     """
-    found = sorted(problems + _duplicates(lines, source), key=lambda problem: problem.line or 0)
-    if found:
-        raise BadInputError(found)
+    all_problems = sorted(problems + _duplicates(lines, source), key=lambda problem: problem.line or 0)
+    if all_problems:
+        raise BadInputError(all_problems)
 
 
 def _completed(line: bytes, defaults: Mapping[str, Any]) -> bytes:

@@ -125,10 +125,10 @@ def _validator() -> SchemaValidator:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    found = {name: getattr(event, name) for name in EVENT.names}
+    fields = {name: getattr(event, name) for name in EVENT.names}
     if event.detail is not None:
-        found["detail"] = dict(event.detail)
-    return {name: value for name, value in found.items() if value is not None}
+        fields["detail"] = dict(event.detail)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 Detail = Mapping[str, Any] | str
@@ -491,5 +491,5 @@ class LogReader:
     def _given_out(self) -> list[tuple[int, Event]]:
         if self._lines.problems:
             raise BadInputError(self._lines.problems)
-        found, self._lines.records = self._lines.records, []
-        return found
+        records, self._lines.records = self._lines.records, []
+        return records

@@ -76,10 +76,10 @@ def _read_all(stream: BinaryIO, most: int, source: str) -> bytes:
 def _stated_bytes(stream: BinaryIO) -> int | None:
     """Returns None for pipes, devices and other streams."""
     try:
-        found = os.fstat(stream.fileno())
+        status = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def open_file(path: str | Path) -> BinaryIO:
@@ -423,8 +423,8 @@ def write_error(error: OSError | ValueError, target: str, what: str = "cannot be
 
 def is_out_of_order(error: BaseException) -> bool:
     """Whether an error or its cause says that a disk is full or broken."""
-    found = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(found, OSError) and found.errno in _OUT_OF_ORDER
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _OUT_OF_ORDER
 
 
 def _reason(error: OSError | ValueError) -> str:

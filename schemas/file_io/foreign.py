@@ -97,5 +97,5 @@ def _delimiter(beginning: bytes) -> str | None:
     """What stands between the fields of the first two lines, equally often."""
     lines = [line for line in beginning.decode(errors="replace").splitlines() if line.strip()][:2]
     counts = {name: {line.count(sign) for line in lines} for name, sign in _DELIMITERS.items()}
-    found = [name for name, each in counts.items() if len(each) == 1 and min(each) >= 2]
-    return max(found, key=lambda name: min(counts[name]), default=None)
+    candidates = [name for name, each in counts.items() if len(each) == 1 and min(each) >= 2]
+    return max(candidates, key=lambda name: min(counts[name]), default=None)

@@ -242,7 +242,7 @@ def validate_value(value: Any, validate: Callable[[bytes], T], *, drop_unknown: 
     try:
         return validate(json.dumps(value).encode()), []
     except ValidationError as error:
-        unknown = [location(found) for found in details(error) if found["type"] in _UNKNOWN]
+        unknown = [location(detail) for detail in details(error) if detail["type"] in _UNKNOWN]
         if not drop_unknown or not unknown:
             raise
     for path in unknown:
@@ -270,9 +270,9 @@ def stated_schema(data: bytes) -> str | None:
 def refuse_other_kind(data: bytes, source: str, kind: str) -> None:
     if data.startswith(PARQUET_MAGIC):
         raise BadInputError.one(source, f"is a Parquet file, expected {a_file(kind)} in JSON")
-    found = stated_schema(data)
-    if found is not None:
-        is_newer(found, kind, source, line=1)
+    stated = stated_schema(data)
+    if stated is not None:
+        is_newer(stated, kind, source, line=1)
     elif (text := foreign(data, source)) is not None:
         raise BadInputError.one(source, f"is not {a_file(kind)}: it {text}")
 
@@ -313,8 +313,8 @@ def syntax_problem(data: bytes, source: str, line: int | None = None) -> Problem
 
 
 def _line_of_digits(data: bytes) -> int | None:
-    found = re.search(rb"[0-9]{%d,}" % sys.get_int_max_str_digits(), data)
-    return None if found is None else data.count(b"\n", 0, found.start()) + 1
+    digits = re.search(rb"[0-9]{%d,}" % sys.get_int_max_str_digits(), data)
+    return None if digits is None else data.count(b"\n", 0, digits.start()) + 1
 
 
 def key_given_twice(text: bytes, source: str, line: int | None = None) -> Problem | None:

@@ -50,12 +50,12 @@ def factor() -> float:
         return 1.0
     stated = os.environ.get(FACTOR, "1")
     try:
-        found = float(stated)
+        value = float(stated)
     except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
+        value = math.nan
+    if not 0 < value < math.inf:
         raise UsageError(f"{FACTOR} is {stated!r}, expected a number above 0")
-    return found
+    return value
 
 
 def allowed_bytes(file_bytes: int) -> float:

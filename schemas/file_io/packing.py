@@ -176,11 +176,11 @@ class _Counted(io.RawIOBase):
         if self._stream.seekable():
             self.bytes = self._stream.seek(0, io.SEEK_END)
             return self._stream
-        found = io.BytesIO()
+        buffer = io.BytesIO()
         while data := self.read(_BLOCK):
-            found.write(data)
+            buffer.write(data)
             check_size(self.bytes, STREAM_BYTES, source)
-        return found
+        return buffer
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)

@@ -203,8 +203,8 @@ def parse_parquet(data: bytes, source: str, table: TableKind[R]) -> tuple[tuple[
 
 def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
     """:raises BadInputError: the file is damaged, or would become too large."""
-    (found,) = _tables(data, source, kind)
-    return found
+    (table,) = _tables(data, source, kind)
+    return table
 
 
 def row_groups(data: bytes | Path, source: str, kind: str) -> Iterator[pa.Table]:
@@ -307,14 +307,14 @@ def _packed(data: bytes | memoryview | Path, source: str, *, by_group: bool = Fa
 
 def _groups(file: pq.ParquetFile) -> Iterator[list[int]]:
     """Row groups that are read together: small ones with their neighbours."""
-    found: list[int] = []
+    groups: list[int] = []
     rows = 0
     for group in range(file.num_row_groups):
-        found.append(group)
+        groups.append(group)
         rows += file.metadata.row_group(group).num_rows
         if rows >= _GROUP_ROWS or group == file.num_row_groups - 1:
-            yield found
-            found, rows = [], 0
+            yield groups
+            groups, rows = [], 0
 
 
 def check_footer(file: pq.ParquetFile, file_bytes: int, source: str) -> None:
@@ -375,11 +375,11 @@ def _parts_bytes(chunk: Any) -> int:
     more = np.bincount(rows[rows >= 0], minlength=len(texts)) - 1
     places = np.flatnonzero(more)
     others = compute("take", texts, number_array(array("q", places.tolist())))
-    found = _weight_of(texts)[2]
+    total = _weight_of(texts)[2]
     for sign, weight in _PART_BYTES.items() if len(places) else ():
         counts = numbers_of(count_substring(others, sign), np.dtype(np.int32), 0)
-        found += weight * int(counts @ more[places])
-    return found
+        total += weight * int(counts @ more[places])
+    return total
 
 
 def _sum_of(numbers: Any, chunk: Any) -> int:
@@ -388,8 +388,8 @@ def _sum_of(numbers: Any, chunk: Any) -> int:
 
 
 def file_metadata(arrow: pa.Table) -> dict[str, str]:
-    found = arrow.schema.metadata or {}
-    return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
+    metadata = arrow.schema.metadata or {}
+    return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in metadata.items()}
 
 
 def schema_in_footer(path: Path) -> str | None:
@@ -398,10 +398,10 @@ def schema_in_footer(path: Path) -> str | None:
     import pyarrow.parquet as pq
 
     try:
-        found: bytes | None = (pq.read_schema(path).metadata or {}).get(b"schema")
+        stated: bytes | None = (pq.read_schema(path).metadata or {}).get(b"schema")
     except (pa.ArrowException, OSError, ValueError):
         return None
-    return None if found is None else found.decode(errors="replace")
+    return None if stated is None else stated.decode(errors="replace")
 
 
 def cast_columns(arrow: pa.Table, source: str, table: TableKind[Any]) -> dict[str, list[Any]]:
@@ -423,22 +423,22 @@ def cast_columns(arrow: pa.Table, source: str, table: TableKind[Any]) -> dict[st
     return columns
 
 
-def holds(found: pa.DataType, expected: str, *, nullable: bool) -> bool:
+def holds(stored: pa.DataType, expected: str, *, nullable: bool) -> bool:
     """Whether a column of a type can hold values of the expected one."""
     import pyarrow.types as pt
 
-    if pt.is_dictionary(found):
-        found = found.value_type
+    if pt.is_dictionary(stored):
+        stored = stored.value_type
     match expected:
         case "int64":
-            fits = pt.is_integer(found)
+            fits = pt.is_integer(stored)
         case "float64":
-            fits = pt.is_floating(found) or pt.is_integer(found)
+            fits = pt.is_floating(stored) or pt.is_integer(stored)
         case "bool":
-            fits = pt.is_boolean(found)
+            fits = pt.is_boolean(stored)
         case _:
-            fits = pt.is_string(found) or pt.is_large_string(found) or pt.is_string_view(found)
-    return bool(fits or (pt.is_null(found) and nullable))
+            fits = pt.is_string(stored) or pt.is_large_string(stored) or pt.is_string_view(stored)
+    return bool(fits or (pt.is_null(stored) and nullable))
 
 
 def _as_text(value: object) -> str | None:
@@ -500,11 +500,11 @@ def numbers_of(values: pa.Array, kind: np.dtype[Any], otherwise: float) -> NDArr
 
     valid, data = values.buffers()
     place = slice(values.offset, values.offset + len(values))
-    found: NDArray[Any] = np.frombuffer(data or b"", kind)[place]
+    numbers: NDArray[Any] = np.frombuffer(data or b"", kind)[place]
     if values.null_count:
         there = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[place]
-        found = np.where(there, found, np.asarray(otherwise, kind))
-    return found
+        numbers = np.where(there, numbers, np.asarray(otherwise, kind))
+    return numbers
 
 
 def value_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
@@ -514,9 +514,9 @@ def value_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     if arrow_type == pa.string():
         return text_array(values)
     code = {pa.int64(): "q", pa.float64(): "d", pa.bool_(): "b"}[arrow_type]
-    found = cast(number_array(array(code, [value or 0 for value in values])), arrow_type)
+    numbers = cast(number_array(array(code, [value or 0 for value in values])), arrow_type)
     there = cast(number_array(array("b", [value is not None for value in values])), pa.bool_())
-    return compute("if_else", there, found, pa.nulls(len(values), arrow_type))
+    return compute("if_else", there, numbers, pa.nulls(len(values), arrow_type))
 
 
 def compute(name: str, *values: Any, options: Any = None) -> Any:

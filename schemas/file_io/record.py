@@ -156,9 +156,9 @@ def _field_docs(record: type) -> dict[str, str]:
     from itertools import pairwise
     from textwrap import dedent
 
-    found = {} if record.__base__ in (None, object) else _field_docs(record.__base__)
+    docs = {} if record.__base__ in (None, object) else _field_docs(record.__base__)
     if not record.__module__.startswith("pliant."):
-        return found
+        return docs
     body = ast.parse(dedent(inspect.getsource(record))).body[0]
     lines = body.body if isinstance(body, ast.ClassDef) else []
     for field, below in pairwise(lines):
@@ -169,8 +169,8 @@ def _field_docs(record: type) -> dict[str, str]:
             and isinstance(below.value, ast.Constant)
             and isinstance(below.value.value, str)
         ):
-            found[field.target.id] = inspect.cleandoc(below.value.value)
-    return found
+            docs[field.target.id] = inspect.cleandoc(below.value.value)
+    return docs
 
 
 def problems_of(
@@ -178,15 +178,16 @@ def problems_of(
 ) -> list[Problem]:
     """``where`` is put before the pointer (the row of a table)."""
     return [
-        Problem(source, line, where + pointer(found), message(found, error.title)) for found in details(error)
+        Problem(source, line, where + pointer(detail), message(detail, error.title))
+        for detail in details(error)
     ]
 
 
 def details(error: ValidationError) -> list[ErrorDetails]:
     """Pydantic's errors, except lists that only seem too short because their items are wrong."""
-    found = error.errors(include_url=False)
-    inside = {each["loc"][:end] for each in found for end in range(len(each["loc"]))}
-    return [each for each in found if each["type"] != "too_short" or each["loc"] not in inside]
+    errors = error.errors(include_url=False)
+    inside = {each["loc"][:end] for each in errors for end in range(len(each["loc"]))}
+    return [each for each in errors if each["type"] != "too_short" or each["loc"] not in inside]
 
 
 def location(found: ErrorDetails) -> Location:
@@ -252,10 +253,10 @@ def _reader(record: type[Record], field: str | None = None) -> TypeAdapter[Any] 
 
     if field is None:
         return TypeAdapter(record)
-    found = record.model_fields.get(field)
-    if found is None:
+    declared = record.model_fields.get(field)
+    if declared is None:
         return None
-    kind: Any = Annotated[found.annotation, found]
+    kind: Any = Annotated[declared.annotation, declared]
     return TypeAdapter(kind)
 
 
@@ -301,9 +302,9 @@ def nonfinite(value: object, path: Location = ()) -> list[Location]:
     if isinstance(value, float):
         return [] if value - value == 0 else [path]
     if isinstance(value, Mapping):
-        return [found for key, item in value.items() for found in nonfinite(item, (*path, str(key)))]
+        return [place for key, item in value.items() for place in nonfinite(item, (*path, str(key)))]
     if isinstance(value, list | tuple):
-        return [found for at, item in enumerate(value) for found in nonfinite(item, (*path, at))]
+        return [place for at, item in enumerate(value) for place in nonfinite(item, (*path, at))]
     return []
 
 

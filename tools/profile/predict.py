@@ -202,7 +202,7 @@ def holdout_errors(profile: Profile) -> list[HoldOut]:
 
 def with_model_errors(rows: Sequence[ProfileRow]) -> tuple[ProfileRow, ...]:
     """The rows, each with its own error; those that cannot be held out have none."""
-    errors = {id(found.row): found.error for found in holdout_errors(Profile(tuple(rows)))}
+    errors = {id(held_out.row): held_out.error for held_out in holdout_errors(Profile(tuple(rows)))}
     return tuple(replace(row, model_error=errors.get(id(row))) for row in rows)
 
 

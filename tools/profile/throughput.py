@@ -189,7 +189,7 @@ def _group_across(group: list[ProfileRow], levels: Sequence[str]) -> list[Profil
 def merged(old: Iterable[ProfileRow], new: Iterable[ProfileRow]) -> tuple[ProfileRow, ...]:
     """All rows, new ones replacing old ones of the same key; ordered by key, training rows last."""
     rows = {key(row): row for row in (*old, *new)}
-    return tuple(rows[found] for found in sorted(rows))
+    return tuple(rows[setting] for setting in sorted(rows))
 
 
 def training_rows(rows: Iterable[ProfileRow]) -> dict[str, dict[str, list[ProfileRow]]]:

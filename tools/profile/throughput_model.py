@@ -300,7 +300,7 @@ def _compute_curve(rows: Sequence[ProfileRow]) -> MeasuredCurve | None:
         for row in rows:
             if row.compute_seconds:
                 shares.setdefault(row.local_batch, []).append(row.compute_seconds / row.accum_steps)
-        points = {batch: sum(found) / len(found) for batch, found in shares.items()}
+        points = {batch: sum(times) / len(times) for batch, times in shares.items()}
     return MeasuredCurve(points.items()) if points else None
 
 
@@ -334,7 +334,7 @@ def allreduces(rows: Iterable[ProfileRow]) -> dict[str, AllReduce]:
     for row in rows:
         if row.kind == "allreduce":
             by_type.setdefault(row.gpu_type, []).append(row)
-    return {gpu_type: AllReduce(found) for gpu_type, found in by_type.items()}
+    return {gpu_type: AllReduce(of_type) for gpu_type, of_type in by_type.items()}
 
 
 def over_sizes(
@@ -378,7 +378,7 @@ def _averaged(rows: Iterable[ProfileRow]) -> list[ProfileRow]:
     groups: dict[Key, list[ProfileRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
-    return [found[0] if len(found) == 1 else _mean_row(found) for found in groups.values()]
+    return [group[0] if len(group) == 1 else _mean_row(group) for group in groups.values()]
 
 
 def _mean_row(rows: Sequence[ProfileRow]) -> ProfileRow:

@@ -395,10 +395,10 @@ def _column(
     values = numbers.get(field.name)
     if values is None:
         return pa.nulls(len(rows), field.type)
-    found = number_array(values[rows.start : rows.stop])
+    amounts = number_array(values[rows.start : rows.stop])
     # NaN and negative numbers, which are not their own absolute value, stand for null
-    is_null = compute("not_equal", compute("abs", found), found)
-    stated = compute("if_else", is_null, pa.nulls(len(found), found.type), found)
+    is_null = compute("not_equal", compute("abs", amounts), amounts)
+    stated = compute("if_else", is_null, pa.nulls(len(amounts), amounts.type), amounts)
     if field.name in known:
         return pa.DictionaryArray.from_arrays(stated, known[field.name])
     return stated

@@ -247,7 +247,7 @@ def validations(rows: Iterable[ConvergenceRow]) -> Mapping[str, Validation]:
     by_model: dict[str, list[ConvergenceRow]] = {}
     for row in rows:
         by_model.setdefault(row.model, []).append(row)
-    return {model: Validation(found) for model, found in by_model.items()}
+    return {model: Validation(of_model) for model, of_model in by_model.items()}
 
 
 TARGET: Final = "target_metric"

@@ -221,17 +221,17 @@ def _lost(
 ) -> dict[str, float]:
     """GPU seconds that jobs lose to stops and changes, by their ids."""
     held = {job_id: (before[job_id].gpus, since_s) for job_id, since_s in unsaved.items()}
-    found: dict[str, float] = {}
+    gpu_seconds: dict[str, float] = {}
     for event in events:
         job_id = event.job or ""
         if job_id not in held or event.gpus is None:
             continue
         gpus, since_s = held[job_id]
         if gpus and event.event in _STOPS:
-            found[job_id] = found.get(job_id, 0.0) + gpus * (event.time - since_s)
+            gpu_seconds[job_id] = gpu_seconds.get(job_id, 0.0) + gpus * (event.time - since_s)
         if not gpus or event.event in _STOPS:
             held[job_id] = (event.gpus, event.time)
-    return found
+    return gpu_seconds
 
 
 def _why(job: JobState, session: Session, speeds: CorrectedSpeeds, *, is_cut: bool) -> str:

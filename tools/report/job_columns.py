@@ -228,7 +228,7 @@ class Jobs(Sequence[JobRecord]):
 
     def counts(self, of: Callable[[Job], int]) -> Integers:
         """A whole number of each job, which depends on its form."""
-        return smallest_type(np.array([found or 0 for found in self.by_form(of)], np.int64))[self.form]
+        return smallest_type(np.array([count or 0 for count in self.by_form(of)], np.int64))[self.form]
 
     def any_form(self, holds: Callable[[Job], object]) -> bool:
         """Whether something that depends on the form holds for any job."""

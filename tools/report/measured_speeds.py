@@ -120,7 +120,7 @@ def _measure(jobs: Sequence[JobRecord], until_s: float) -> None:
     alike: dict[object, list[Speeds]] = defaultdict(list)
     for job in jobs:
         alike[_kind(job)].append(own[job.id])
-    together = {kind: _curve(_pooled(found)) for kind, found in alike.items()}
+    together = {kind: _curve(_pooled(curves)) for kind, curves in alike.items()}
     for job in jobs:
         curve = dict(together[_kind(job)]) | dict(_curve(own[job.id]))
         _take(job, tuple(sorted(curve.items())))

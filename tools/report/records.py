@@ -179,8 +179,8 @@ def _traces(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
         return dict.fromkeys(names, ())
     total = Counter(names.values())
     return {
-        found: (name,) if name and total[name] == 1 else (f"{name}@{found[:6]}".removeprefix("@"),)
-        for found, name in names.items()
+        digest: (name,) if name and total[name] == 1 else (f"{name}@{digest[:6]}".removeprefix("@"),)
+        for digest, name in names.items()
     }
 
 

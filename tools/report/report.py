@@ -134,9 +134,9 @@ def event_files(path: str | Path) -> tuple[Sequence[str | Path], Sequence[tuple[
     live = folder / "events.jsonl"
     if live.exists():
         return [live], []
-    kinds = {found: kind_of_parquet(found) for found in sorted(folder.glob("*.parquet"))}
-    others = [(found, kind) for found, kind in kinds.items() if kind not in (None, "event")]
-    events = [found for found in kinds if kinds[found] in (None, "event")]
+    kinds = {file: kind_of_parquet(file) for file in sorted(folder.glob("*.parquet"))}
+    others = [(file, kind) for file, kind in kinds.items() if kind not in (None, "event")]
+    events = [file for file in kinds if kinds[file] in (None, "event")]
     if not events:
         if (folder / JOBS).is_file():
             raise UsageError(

@@ -210,8 +210,10 @@ def discover_slurm(
     known = parsing.partitions(ask(command_lines.show_partitions()))
     chosen = choose_partitions(known, partitions)
     nodes = parsing.nodes(ask(command_lines.show_nodes()))
-    found = cluster_of(nodes, chosen, slots, named=bool(partitions), gres=gres, topology=slurm_topology())
-    return replace(found, cluster=found.cluster.model_copy(update={"backend": backend}))
+    discovered = cluster_of(
+        nodes, chosen, slots, named=bool(partitions), gres=gres, topology=slurm_topology()
+    )
+    return replace(discovered, cluster=discovered.cluster.model_copy(update={"backend": backend}))
 
 
 def slurm_topology() -> Mapping[str, Mapping[str, str]]:
@@ -225,10 +227,10 @@ def slurm_topology() -> Mapping[str, Mapping[str, str]]:
 def choose_partitions(known: Sequence[SlurmPartition], wanted: Sequence[str]) -> list[SlurmPartition]:
     names = ", ".join(each.name for each in known) or "none"
     if not wanted:
-        found = [each for each in known if each.default]
-        if not found:
+        default = [each for each in known if each.default]
+        if not default:
             raise UsageError(f"Slurm has no default partition: name one with --partition, of {names}")
-        return found
+        return default
     by_name = {each.name: each for each in known}
     for name in wanted:
         if name not in by_name:
@@ -273,15 +275,15 @@ def levels_of(
     names: Sequence[str], topology: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
     """The levels that tell these nodes apart and gather some, each in a domain of the next."""
-    found: dict[str, Mapping[str, str]] = {}
+    levels: dict[str, Mapping[str, str]] = {}
     below: Sequence[str] = names
     for level, domain_of in topology.items():
         here = [domain_of.get(name, "") for name in names]
         domains = set(here)
         nests = len(set(zip(below, here, strict=True))) == len(set(below))
         if "" not in domains and 1 < len(domains) < len(set(below)) and nests:
-            found[level], below = domain_of, here
-    return found
+            levels[level], below = domain_of, here
+    return levels
 
 
 @dataclass(slots=True)

@@ -104,7 +104,7 @@ class _ScriptMeasurement:
     def _write(self, torch: Any, *, done: bool) -> None:
         if not self._main:
             return
-        found = {
+        document = {
             "points": self._points,
             "parameters": self.parameters,
             "torch": "" if torch is None else str(torch.__version__),
@@ -112,7 +112,7 @@ class _ScriptMeasurement:
             "done": done,
         }
         temporary = self._result.with_name(f"{self._result.name}.tmp")
-        temporary.write_text(json.dumps(found))
+        temporary.write_text(json.dumps(document))
         temporary.replace(self._result)
 
     def _leave(self, torch: Any) -> None:
@@ -352,7 +352,7 @@ class TrainingProgress:
             return
         now = time.monotonic()
         self._due_s = now + self._every_s
-        found = {
+        document = {
             "schema": "pliant.progress/1",
             **self._head,
             "epoch": 0,
@@ -363,26 +363,26 @@ class TrainingProgress:
             "watches_stop": self._stop is not None,
         }
         if self._began_s is not None:
-            found["since_first_step_s"] = now - self._began_s
+            document["since_first_step_s"] = now - self._began_s
         if (loss := _finite(self._loss)) is not None:
-            found["loss"] = loss
+            document["loss"] = loss
         if self._saved is not None:
-            found["checkpoint"] = {**self._saved, "age_s": now - self._saved_s}
+            document["checkpoint"] = {**self._saved, "age_s": now - self._saved_s}
         try:
-            replace(self._path, json.dumps(found), self.rank)
+            replace(self._path, json.dumps(document), self.rank)
         except OSError as error:
             self._give_up(error)
 
     def _speed(self, now: float) -> dict[str, float]:
         step, samples = self._fields["step"], self._fields["samples_done"]
-        before, found = self._first, dict[str, float]()
+        before, speed = self._first, dict[str, float]()
         if before is not None and now > before[0] and step > before[1]:
-            found["samples_per_second"] = max(0.0, samples - before[2]) / (now - before[0])
+            speed["samples_per_second"] = max(0.0, samples - before[2]) / (now - before[0])
             if step - before[1] >= _LEAST_STEPS:
-                found["step_seconds"] = (now - before[0]) / (step - before[1])
+                speed["step_seconds"] = (now - before[0]) / (step - before[1])
         if before is None or step > before[1]:
             self._first = now, step, samples
-        return found
+        return speed
 
     def _give_up(self, error: Exception) -> None:
         print(f"pliant: no progress is reported: {self._path}: {error}", file=sys.stderr)
@@ -425,5 +425,5 @@ def _memory() -> int:
 
 
 def _finite(value: Any) -> float | None:
-    found = math.nan if value is None else float(value)
-    return found if math.isfinite(found) else None
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else None

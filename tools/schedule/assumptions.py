@@ -168,11 +168,11 @@ def weights_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumptio
 def demands_unlimited(jobs: Iterable[Job], cluster: Cluster) -> list[Assumption]:
     """An assumption for each resource of a name of their own that jobs demand and no node has."""
     known = _RESOURCES.union(*(node.resources for node in cluster.nodes))
-    found = Counter(
+    counts = Counter(
         name for job in jobs for name in {*job.resources.worker, *job.resources.ps} if name not in known
     )
     texts = []
-    for name, count in sorted(found.items()):
+    for name, count in sorted(counts.items()):
         who = f"which {counted(count, 'job')} {'demands' if count == 1 else 'demand'}"
         meant = did_you_mean(name, sorted(known))
         texts.append(f"no node states {name}, {who}: it limits nothing{f'; {meant}' if meant else ''}")

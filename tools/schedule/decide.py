@@ -218,7 +218,7 @@ def session_from_history(
     policy = policy_for(question, profile)
     carried = CarriedOver(_state_for(policy, previous, history.origin_s), *question.predicts(previous))
     saved, events = history.since(Basis.of(cluster, profile))
-    found = session_from_events(
+    session = session_from_events(
         events,
         policy,
         cluster,
@@ -229,7 +229,7 @@ def session_from_history(
         source=history.source,
         saved=saved,
     )
-    return found, profile
+    return session, profile
 
 
 def reject_unfit(session: Session, new: Iterable[str], now_s: float) -> None:

@@ -39,13 +39,13 @@ class Plugins:
         """
         if name in self.built_in:
             module, _, attribute = self.built_in[name].partition(":")
-            found: object = getattr(import_module(module), attribute)
-            return found
+            loaded: object = getattr(import_module(module), attribute)
+            return loaded
         point = self._added().get(name)
         if point is None:
             return None
         try:
-            found = point.load()
+            loaded = point.load()
         except (Exception, SystemExit) as error:
             from pliant.tools.schedule.policy import in_words, raised_at
 
@@ -53,7 +53,7 @@ class Plugins:
             place = f"{at}: " if at else ""
             text = f"{self.title(name)} cannot be loaded: {place}{in_words(error)}"
             raise UsageError(text) from error
-        return found
+        return loaded
 
     def title(self, name: str) -> str:
         """Name and place, for messages about what another package adds."""

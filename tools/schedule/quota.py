@@ -150,10 +150,10 @@ def claims_of(
     :param total: GPUs that are up, by type.
     :param resizes: the policy resizes elastic jobs.
     """
-    found: dict[Owner, Claim] = {}
+    claims: dict[Owner, Claim] = {}
     for job in jobs:
         owner = shares.owner_of(job.spec)
-        claim = found.get(owner) or found.setdefault(owner, Claim(owner))
+        claim = claims.get(owner) or claims.setdefault(owner, Claim(owner))
         if not job.gpus:
             sizes = {
                 kind: most_useful(job, kind, gpus, speeds, resizes=resizes) for kind, gpus in total.items()
@@ -171,7 +171,7 @@ def claims_of(
             most_here = most_useful(job, kind, total.get(kind, 0), speeds, resizes=resizes)
             claim.held[kind] = claim.held.get(kind, 0) + job.gpus
             claim.wanted[kind] = claim.wanted.get(kind, 0) + max(job.gpus, most_here)
-    return dict(sorted(found.items()))
+    return dict(sorted(claims.items()))
 
 
 def most_useful(job: JobState, kind: str, gpus: int, speeds: Speeds, *, resizes: bool) -> int:
@@ -223,10 +223,10 @@ def entitle(
         )
         for name, each in by_team.items()
     ]
-    found: dict[Owner, Entitlement] = {}
+    entitlements: dict[Owner, Entitlement] = {}
     for party, given in zip(teams, _divide(teams, total, sum(used.values())), strict=True):
         if not shares.team(party.owner.team).weighs_users:
-            found[party.owner] = given
+            entitlements[party.owner] = given
             continue
         by_user: dict[Owner, tuple[Claim, ...]] = {
             Owner(party.owner.team, user): () for user in shares.team(party.owner.team).users
@@ -238,8 +238,8 @@ def entitle(
         ]
         at_hand = {kind: max(gpus, given.now[kind]) for kind, gpus in given.due.items()}
         for member, part in zip(members, _divide(members, at_hand, party.used_gpu_s, given.own), strict=True):
-            found[member.owner] = part
-    return found
+            entitlements[member.owner] = part
+    return entitlements
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,11 +450,11 @@ def _weighed(parties: Sequence[_Party], used_gpu_s: float) -> list[float]:
     active = sum(party.weight for party in parties if party.claims or party.used_gpu_s)
     if used_gpu_s <= 0 or active <= 0:
         return [party.weight for party in parties]
-    found = []
+    weights = []
     for party in parties:
         over = (party.used_gpu_s / used_gpu_s) / (party.weight / active)
-        found.append(party.weight * 2.0 ** -min(over, _MOST_OVER))
-    return found
+        weights.append(party.weight * 2.0 ** -min(over, _MOST_OVER))
+    return weights
 
 
 def _limit(rules: Team | None, kind: str) -> float:

@@ -34,13 +34,13 @@ class RemainingWork:
 
     def draws(self, rng: np.random.Generator, count: int = 1) -> Floats:
         """Samples left by [draw, job]; the order of the jobs decides which draw a job gets."""
-        found = np.broadcast_to(self.exact, (count, len(self.exact))).copy()
+        totals = np.broadcast_to(self.exact, (count, len(self.exact))).copy()
         unknown = np.flatnonzero(np.isnan(self.exact))
         if len(unknown):
             drawn = rng.beta(self.alpha[unknown], self.beta[unknown], size=(count, len(unknown)))
             beyond = self.reached[unknown] * (1.0 / np.maximum(drawn, _LEAST_PROGRESS) - 1.0)
-            found[:, unknown] = beyond + self.before[unknown]
-        return found
+            totals[:, unknown] = beyond + self.before[unknown]
+        return totals
 
     def expected(self) -> Floats:
         """Samples left at the mean of the progress."""

@@ -284,13 +284,13 @@ class PointsFile:
         if problems:
             what = "cannot be gone on from: remove it to measure everything again"
             raise BadInputError([*problems, Problem(str(path), None, "", what)])
-        return cls(path, [found for _, found in lines])
+        return cls(path, [point for _, point in lines])
 
     def count(self, launches: Collection[str]) -> int:
-        return sum(found.point is not None and found.launch in launches for found in self._found)
+        return sum(each.point is not None and each.launch in launches for each in self._found)
 
     def of(self, launch: str) -> list[MeasuredPoint]:
-        return [found for found in self._found if found.launch == launch]
+        return [each for each in self._found if each.launch == launch]
 
     def add(self, measured: MeasuredPoint) -> None:
         """Keep one more point; it is on disk when this returns.
@@ -432,11 +432,13 @@ class LaunchLog:
     def facts(self) -> Mapping[str, str]:
         """What the workers reported about their machine; empty if nothing was measured."""
         last = self._points[-1:]
-        return {name: getattr(found, name) for found, _ in last for name in ("torch", "device", "driver")}
+        return {
+            name: getattr(measured, name) for measured, _ in last for name in ("torch", "device", "driver")
+        }
 
     def rows(self, model: str, gpu_type: str, workers: int) -> list[ProfileRow]:
         """The profile rows of all points; feasible training rows have the costs of the launch."""
-        measured = {id(point): found for found, point in self._points}
+        measured = {id(point): step_time for step_time, point in self._points}
         rows = []
         for visits in by_configuration(point for _, point in self._points).values():
             point = best_visit(visits)

@@ -176,6 +176,6 @@ def _measured(
 
 
 def _mean_cost(measured: Mapping[str, list[float]]) -> Cost:
-    every = [seconds for found in measured.values() for seconds in found]
-    means = {model: fmean(found) for model, found in sorted(measured.items())}
+    every = [seconds for of_model in measured.values() for seconds in of_model]
+    means = {model: fmean(of_model) for model, of_model in sorted(measured.items())}
     return Cost(fmean(every) if every else 0.0, means)

@@ -157,10 +157,10 @@ def are_plain(texts: pa.Array) -> bool:
 @cache
 def _id_bytes() -> NDArray[np.uint8]:
     """By byte: 2, an id may begin with it; 1, an id may have it; 0, neither."""
-    found = np.zeros(256, dtype=np.uint8)
-    found[list(b"._-")] = 1
-    found[list((ascii_letters + digits).encode())] = _BEGINS
-    return found
+    classes = np.zeros(256, dtype=np.uint8)
+    classes[list(b"._-")] = 1
+    classes[list((ascii_letters + digits).encode())] = _BEGINS
+    return classes
 
 
 def hashes(texts: pa.Array) -> NDArray[np.uint64]:
@@ -170,13 +170,13 @@ def hashes(texts: pa.Array) -> NDArray[np.uint64]:
     padded = np.zeros(len(data) + _WORD, dtype=np.uint8)
     padded[: len(data)] = data
     words = np.ndarray(len(data) + 1, dtype="<u8", buffer=padded, strides=(1,))
-    found = np.zeros(len(lengths), dtype=np.uint64)
+    mixes = np.zeros(len(lengths), dtype=np.uint64)
     for place in range(0, int(lengths.max(initial=0)), _WORD):
         left = np.clip(lengths - place, 0, _WORD)
         rows = np.flatnonzero(left) if place else slice(None)
-        mixed = (found[rows] ^ (words[starts[rows] + place] & _MASKS[left[rows]])) * _MIXER
-        found[rows] = mixed ^ (mixed >> _SHIFT)
-    return found
+        mixed = (mixes[rows] ^ (words[starts[rows] + place] & _MASKS[left[rows]])) * _MIXER
+        mixes[rows] = mixed ^ (mixed >> _SHIFT)
+    return mixes
 
 
 def _share_one(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> bool:
@@ -464,15 +464,15 @@ class InputRow:
         return "" if value.lower() in NOTHING else value
 
     def text(self, name: str) -> str:
-        found = self.optional_text(name)
-        if not found:
+        text = self.optional_text(name)
+        if not text:
             raise MalformedRowError(name, "is empty, expected some text")
-        return found
+        return text
 
     def optional_number(self, name: str) -> float | None:
         """A finite number, 0 or more; None where nothing is stated."""
-        found = self.optional_text(name)
-        return parse_number(found, name) if found else None
+        text = self.optional_text(name)
+        return parse_number(text, name) if text else None
 
     def number(self, name: str) -> float:
         value = self.optional_number(name)
@@ -497,10 +497,10 @@ class InputRow:
         return parse_timestamp(self.values.get(name), name, zone)
 
     def timestamp(self, name: str, zone: tzinfo = UTC) -> float:
-        found = self.optional_timestamp(name, zone)
-        if found is None:
+        time_s = self.optional_timestamp(name, zone)
+        if time_s is None:
             raise MalformedRowError(name, "is empty, expected a time")
-        return found
+        return time_s
 
 
 class Reason(StrEnum):
@@ -620,12 +620,12 @@ def settle_runs(
     runs: Iterable[PastRun], submit_time_s: float, place: str, assume: Callable[[str, int, str], None]
 ) -> tuple[PastRun, ...]:
     """Runs as :func:`~pliant.tools.replay.recorded.settled` makes them; what was changed is assumed."""
-    found = settled(runs, submit_time_s)
-    if found.early:
+    settlement = settled(runs, submit_time_s)
+    if settlement.early:
         assume(EARLY, 1, place)
-    if found.cut:
-        assume(CUT, found.cut, place)
-    return found.runs
+    if settlement.cut:
+        assume(CUT, settlement.cut, place)
+    return settlement.runs
 
 
 def not_utf8(byte: int) -> str:
@@ -648,29 +648,29 @@ def parse_timestamp(value: object, name: str, zone: tzinfo = UTC, unit_s: float 
     :param zone: of times that state none.
     :param unit_s: seconds of what numbers count.
     """
-    found = "" if value is None else str(value).strip()
-    if found.lower() in NOTHING:
+    text = "" if value is None else str(value).strip()
+    if text.lower() in NOTHING:
         return None
-    if found[0].isdecimal() and found.replace(".", "", 1).isdecimal():
-        return parse_number(found, name) * unit_s
+    if text[0].isdecimal() and text.replace(".", "", 1).isdecimal():
+        return parse_number(text, name) * unit_s
     try:
-        stamp = datetime.fromisoformat(found)
+        stamp = datetime.fromisoformat(text)
     except ValueError:
-        raise MalformedRowError(name, f"{found!r}, expected a time like 2017-10-09 07:01:55") from None
+        raise MalformedRowError(name, f"{text!r}, expected a time like 2017-10-09 07:01:55") from None
     return ((stamp if stamp.tzinfo else stamp.replace(tzinfo=zone)) - _EPOCH).total_seconds()
 
 
 def in_order(times_s: Iterable[float | None], zone: tzinfo) -> list[float | None]:
     """Times that follow each other: one that does not is read as the same one after clocks were set back."""
-    found: list[float | None] = []
+    ordered_s: list[float | None] = []
     if isinstance(zone, timezone):
         return [*times_s]
     latest_s = -math.inf
     for time_s in times_s:
         read_s = time_s if time_s is None or time_s >= latest_s else later_reading(time_s, zone)
-        found.append(read_s)
+        ordered_s.append(read_s)
         latest_s = latest_s if read_s is None else max(latest_s, read_s)
-    return found
+    return ordered_s
 
 
 def later_reading(time_s: float, zone: tzinfo) -> float:

@@ -151,7 +151,7 @@ def csv_blocks(
     :param free: columns of free text: where there is one of them, what a row has too much belongs to it.
     :param stream: the file, where it is open.
     """
-    found = _CsvBlocks(
+    blocks = _CsvBlocks(
         conversion,
         source_name(path),
         needed,
@@ -162,9 +162,9 @@ def csv_blocks(
         free=free,
     )
     if names is not None:
-        found.take_header(names)
+        blocks.take_header(names)
     with nullcontext(stream) if stream is not None else open_bytes(path, conversion.refuse_byte) as binary:
-        yield from found.blocks(binary)
+        yield from blocks.blocks(binary)
 
 
 class _CsvBlocks:
@@ -246,14 +246,14 @@ class _CsvBlocks:
             self.take_header(names)
         header = self.header or []
         free = [place for place, name in enumerate(header) if name in self.free]
-        while found := list(islice(records, _RECORDS)):
-            self.line = found[-1][0]
+        while batch := list(islice(records, _RECORDS)):
+            self.line = batch[-1][0]
             if len(free) == 1:
-                found = [(line, self._with_whole_text(line, fields, free[0])) for line, fields in found]
-            good = [(line, fields) for line, fields in found if len(fields) == len(header)]
+                batch = [(line, self._with_whole_text(line, fields, free[0])) for line, fields in batch]
+            good = [(line, fields) for line, fields in batch if len(fields) == len(header)]
             others = [
                 (line, _wrong_length(fields, header, self.delimiter))
-                for line, fields in found
+                for line, fields in batch
                 if fields and len(fields) != len(header)
             ]
             texts = zip(*(fields for _, fields in good), strict=True)
@@ -392,10 +392,10 @@ def _check_header(header: Sequence[str], needed: Collection[str], source: str, h
         raise BadInputError.one(source, f"has more than one column {', '.join(twice)}", line=1)
     missing = [name for name in needed if name not in header]
     if missing:
-        found = ", ".join(header) or "nothing"
+        present = ", ".join(header) or "nothing"
         if not hint and (name := format_of(",".join(header).encode())) is not None:
             hint = f"; it seems to be of the format {name}"
-        text = f"has no column {', '.join(missing)}; it has: {found[:200]}{hint}"
+        text = f"has no column {', '.join(missing)}; it has: {present[:200]}{hint}"
         raise BadInputError.one(source, text, line=1)
 
 
@@ -483,12 +483,12 @@ class _Reader:
                 return value
 
     def expect(self, character: str, what: str, *, stay: bool = False) -> str:
-        found = self.next()
-        if found != character:
-            raise self.problem(f"found {found or 'the end of the file'!r}, expected {what}")
+        token = self.next()
+        if token != character:
+            raise self.problem(f"found {token or 'the end of the file'!r}, expected {what}")
         if not stay:
             self.skip(1)
-        return found
+        return token
 
     def next(self) -> str:
         """The next character that is not a blank; empty at the end."""

@@ -280,18 +280,18 @@ def _zone(text: str) -> tzinfo:
 
 
 def _format(name: str, mapping: str | None, zone: tzinfo | None) -> Format:
-    found = IMPORTERS.load(name)
-    if found is None:
+    importer = IMPORTERS.load(name)
+    if importer is None:
         known = IMPORTERS.names()
         meant = f"what {name} prints is read as slurm" if name == "sacct" else did_you_mean(name, known)
         hint = meant or f"expected one of {', '.join(known)}"
         raise UsageError(f'there is no format "{name}"; {hint}')
-    if not isinstance(found, TraceFormat | FolderFormat | NodeFormat):
+    if not isinstance(importer, TraceFormat | FolderFormat | NodeFormat):
         raise UsageError(f"{IMPORTERS.title(name)} is no TraceFormat, FolderFormat or NodeFormat")
-    if found.name != name:
-        raise UsageError(f"{IMPORTERS.title(name)} calls itself {found.name!r}")
+    if importer.name != name:
+        raise UsageError(f"{IMPORTERS.title(name)} calls itself {importer.name!r}")
     if mapping is None:
-        return found
+        return importer
     if name != table.CSV.name:
         raise UsageError(f"--map: {name} has columns of its own, only those of csv are mapped")
     return table.mapped(mapping, zone)

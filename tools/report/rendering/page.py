@@ -371,8 +371,8 @@ def _group_cells(
 def _provenance_section(report: Report, command: str, version: str) -> Section:
     """A column a run; what a reader needs to do it again."""
     facts = [_facts(each) for each in report.runs]
-    names = list(dict.fromkeys(name for found in facts for name in found))
-    rows = tuple((name, *(found.get(name, NOTHING) for found in facts)) for name in names)
+    names = list(dict.fromkeys(name for of_run in facts for name in of_run))
+    rows = tuple((name, *(of_run.get(name, NOTHING) for of_run in facts)) for name in names)
     notes = tuple(
         filter(None, (f"command: {command}" if command else "", f"page written by pliant {version}"))
     )

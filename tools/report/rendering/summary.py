@@ -282,7 +282,7 @@ class _Table:
             yield metric.title, *self._cells(name, metric)
             if name == "mean_jct_s" and any(self.answer.differences):
                 yield self._against_title(), *map(_change, self.answer.differences)
-                if any(found and found.low for found in self.answer.differences):
+                if any(difference and difference.low for difference in self.answer.differences):
                     yield "… 95 % interval", *map(_interval, self.answer.differences)
 
     def _against_title(self) -> str:
@@ -492,7 +492,7 @@ def _title(columns: Sequence[Group]) -> str:
         {counted(run.total_gpus, "GPU" if run.info.cluster.slots == "gpu" else "CPU slot") for run in runs},
         {"simulated" if run.info.simulated else "measured" for run in runs},
     ]
-    jobs, gpus, kinds = (next(iter(found)) if len(found) == 1 else "" for found in parts)
+    jobs, gpus, kinds = (next(iter(values)) if len(values) == 1 else "" for values in parts)
     said = " on ".join(filter(None, (jobs, gpus)))
     done = all(each.jobs_finished == each.jobs_submitted for each in columns)
     return ", ".join(filter(None, (said, kinds, "all finished" if done else ""))) or "Runs"

@@ -131,11 +131,11 @@ def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
                 missing[kind] = f"{_who()} may not make groups in {own[kind]}"
         elif unified and kind in offered:
             near = (unified, os.path.dirname(unified))
-            found = next((folder for folder in near if _takes_groups(folder, kind)), None)
-            if found is None:
+            parent = next((folder for folder in near if _takes_groups(folder, kind)), None)
+            if parent is None:
                 missing[kind] = f"{_who()} may not make groups near {unified}"
             else:
-                parents[kind] = found
+                parents[kind] = parent
         elif unified and kind == "devices" and "memory" in offered:
             missing[kind] = "without systemd, version 2 of control groups limits no devices"
         else:
@@ -159,15 +159,15 @@ def _who() -> str:
 def own_folders(proc: str = "/proc/self") -> dict[str, str]:
     """The folder of a process's group, by controller; "" is that of version 2."""
     mounts = {kind: (root, point) for kinds, root, point in _mounts(proc) for kind in kinds}
-    found = {}
+    folders = {}
     for line in _lines(f"{proc}/cgroup"):
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             if name in mounts:
                 root, point = mounts[name]
                 inner = path if root == "/" else path.removeprefix(root)
-                found[name] = point + inner.rstrip("/")
-    return found
+                folders[name] = point + inner.rstrip("/")
+    return folders
 
 
 def _mounts(proc: str) -> Iterator[tuple[list[str], str, str]]:
@@ -282,8 +282,8 @@ class Group:
 
     def pids(self) -> set[int]:
         """All processes in it and in groups inside; without this one."""
-        found = {int(pid) for folder in self._all() for pid in _words(f"{folder}/cgroup.procs")}
-        return found - {os.getpid(), 0}
+        pids = {int(pid) for folder in self._all() for pid in _words(f"{folder}/cgroup.procs")}
+        return pids - {os.getpid(), 0}
 
     def memory_kill(self) -> dict[str, int | None] | None:
         """The limit and the most that was used, in bytes, if the system has killed something for it."""
@@ -406,14 +406,14 @@ def allowed_devices(denied: Iterable[str], dev: str = "/dev", proc: str = "/proc
 
 def gpu_devices(folder: str = "/proc/driver/nvidia/gpus", dev: str = "/dev") -> dict[str, str]:
     """The device of each GPU of this machine, as "major:minor", by the UUID that its driver gives it."""
-    found = {}
+    devices = {}
     for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         pairs = (line.partition(":") for line in _lines(f"{folder}/{entry}/information"))
         about = {name.strip(): value.strip() for name, _, value in pairs}
         with contextlib.suppress(KeyError, OSError):
             number = os.stat(f"{dev}/nvidia{about['Device Minor']}").st_rdev
-            found[about["GPU UUID"]] = f"{os.major(number)}:{os.minor(number)}"
-    return found
+            devices[about["GPU UUID"]] = f"{os.major(number)}:{os.minor(number)}"
+    return devices
 
 
 def _enable(parent: str, scope: str) -> None:

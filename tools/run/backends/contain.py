@@ -124,15 +124,15 @@ class Host(NamedTuple):
 
 def own_limits(pid_max: str = _PID_MAX) -> tuple[tuple[str, int, int], ...]:
     """The limits of this process. Runtimes have defaults of their own, which need rights."""
-    found = []
+    raised = []
     for name, number in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
         soft, hard = resource.getrlimit(number)
         if name == "nproc":  # podman takes no more than there can be
             with contextlib.suppress(OSError, ValueError), open(pid_max) as file:
                 most = int(file.read())
                 soft, hard = (min(each, most) if each >= 0 else most for each in (soft, hard))
-        found.append((name, soft, hard))
-    return tuple(found)
+        raised.append((name, soft, hard))
+    return tuple(raised)
 
 
 def limited_groups() -> list[str]:
@@ -292,13 +292,13 @@ def _pyxis(launch: Launch) -> list[str]:
 
 def of_client(options: Sequence[str]) -> list[str]:
     """Those of the options that also the commands need that look for a container, or remove it."""
-    found, takes_next = list[str](), False
+    kept, takes_next = list[str](), False
     for option in options:
         name, _, value = option.partition("=")
         if takes_next or name.removeprefix("--") in _OF_CLIENT:
-            found.append(option)
+            kept.append(option)
             takes_next = not takes_next and not value
-    return found
+    return kept
 
 
 class Running:
@@ -374,10 +374,10 @@ def end_by(number: int) -> None:
 
 def find_program(name: str, env: Mapping[str, str]) -> str:
     """:raises ContainerError: the node has none."""
-    found = shutil.which(name, path=env.get("PATH")) or shutil.which(name, path=DEFAULT_PATH)
-    if found is None:
+    program = shutil.which(name, path=env.get("PATH")) or shutil.which(name, path=DEFAULT_PATH)
+    if program is None:
         raise ContainerError(f"there is no {name} on {socket.gethostname()}")
-    return found
+    return program
 
 
 def failed_itself(spec: Spec, client: Sequence[str], code: int, start: int) -> bool:

@@ -67,13 +67,13 @@ def visible_of(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
     """
     if names is None:
         return tuple(gpus)
-    found: dict[Gpu, None] = {}
+    visible: dict[Gpu, None] = {}
     for name in names.split(","):
         gpu = named(gpus, name.strip())
         if gpu is None:
             break
-        found[gpu] = None
-    return tuple(found)
+        visible[gpu] = None
+    return tuple(visible)
 
 
 def named(gpus: Sequence[Gpu], name: str) -> Gpu | None:
@@ -88,8 +88,8 @@ def named(gpus: Sequence[Gpu], name: str) -> Gpu | None:
     if "/" in name and (there := next((gpu for gpu in gpus if name in (gpu.name, gpu.place)), None)):
         return there
     meant = {gpu.name if name.startswith("MIG-") else gpu.card: gpu for gpu in reversed(gpus)}
-    found = [gpu for uuid, gpu in meant.items() if uuid.startswith(name)]
-    return found[0] if len(found) == 1 else None
+    matching = [gpu for uuid, gpu in meant.items() if uuid.startswith(name)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def devices_by_node(cluster: Cluster, gpus: Sequence[Gpu]) -> list[tuple[str, ...]]:
@@ -113,12 +113,12 @@ def devices_by_node(cluster: Cluster, gpus: Sequence[Gpu]) -> list[tuple[str, ..
 
 
 def _claimed(node: Node, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    found = {name: named(gpus, name) for name in node.devices}
-    for name, gpu in found.items():
+    claimed = {name: named(gpus, name) for name in node.devices}
+    for name, gpu in claimed.items():
         if gpu is None:
             where = f"is not there, or {VISIBLE} leaves it out"
             raise bad_cluster(f"the device {name} of node {node.name} {where}: see pliant cluster discover")
-    return tuple(gpu.name for gpu in found.values() if gpu is not None)
+    return tuple(gpu.name for gpu in claimed.values() if gpu is not None)
 
 
 def list_gpus() -> GpuListing:
@@ -131,12 +131,12 @@ def list_gpus() -> GpuListing:
         faults = []
         for number in range(nvml.nvmlDeviceGetCount()):
             try:
-                found = _on_card(nvml, number)
+                on_card = _on_card(nvml, number)
             except nvml.NVMLError as error:
                 faults.append(f"GPU {number}: {error}")
                 continue
-            gpus += found
-            if not found:
+            gpus += on_card
+            if not on_card:
                 faults.append(f"GPU {number} is in MIG mode and has no instances")
         return GpuListing(nvml.nvmlSystemGetDriverVersion(), tuple(gpus), tuple(faults))
 
@@ -146,15 +146,15 @@ def processes_on(gpus: Sequence[Gpu]) -> dict[str, list[int]]:
 
     :raises ServiceMissingError: the driver cannot be asked.
     """
-    found: dict[str, list[int]] = {}
+    pids: dict[str, list[int]] = {}
     with _nvml() as nvml:
         for card in dict.fromkeys(gpu.card for gpu in gpus):
             try:
                 handle = nvml.nvmlDeviceGetHandleByUUID(card)
-                found[card] = sorted({each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
+                pids[card] = sorted({each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
             except nvml.NVMLError:
-                found[card] = []
-    return found
+                pids[card] = []
+    return pids
 
 
 @contextmanager
@@ -210,13 +210,13 @@ def _in_mig_mode(nvml: Any, handle: Any) -> bool:
 
 
 def _instances(nvml: Any, handle: Any) -> list[Any]:
-    found = []
+    instances = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+            instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
         except nvml.NVMLError:  # none of that number
             continue
-    return found
+    return instances
 
 
 _PROC: Final = Path("/proc")
@@ -335,11 +335,11 @@ def _continue(pid: int) -> None:
 
 def _children(pid: int) -> list[int]:
     """The children that a process has not reaped, oldest first; empty if the system does not say."""
-    found: list[int] = []
+    children: list[int] = []
     with suppress(OSError):
         for thread in (_PROC / str(pid) / "task").iterdir():
-            found += map(int, (thread / "children").read_text().split())
-    return found
+            children += map(int, (thread / "children").read_text().split())
+    return children
 
 
 def _state(pid: int) -> str:

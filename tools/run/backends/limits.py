@@ -42,9 +42,9 @@ class UnitLimits:
     def place(self) -> Place:
         if not self._cluster.isolation:
             return Place({})
-        found = find_place()
-        remove_empty(() if found.scope else found.parents.values())
-        return found
+        place = find_place()
+        remove_empty(() if place.scope else place.parents.values())
+        return place
 
     @cached_property
     def devices(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class UnitLimits:
         own = Path(self.place.parents.get("pids", "/"))
         groups = [folder / "pids.max" for folder in (own, *own.parents)]
         limits = [_KERNEL / "pid_max", _KERNEL / "threads-max", *groups]
-        return min((found for path in limits if (found := number_in(str(path)))), default=LEAST_PROCESSES)
+        return min((limit for path in limits if (limit := number_in(str(path)))), default=LEAST_PROCESSES)
 
     def _denied(self, gpus: Iterable[str]) -> list[str]:
         """Devices of all GPUs but these; none if it is not known which these are."""
@@ -111,4 +111,4 @@ class UnitLimits:
 def gpus_of(units: Iterable[Unit | StartedUnit]) -> set[str]:
     """The names of their GPUs in CUDA_VISIBLE_DEVICES."""
     names = (unit.env.get("CUDA_VISIBLE_DEVICES", "").split(",") for unit in units)
-    return {name for found in names for name in found if name}
+    return {name for of_unit in names for name in of_unit if name}

@@ -204,12 +204,12 @@ class LocalBackend:
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """SIGTERM to each supervisor, which passes it on, or SIGKILL to every process with the job's mark."""
         try:
-            found = enumerate(_supervisors(handle, self._record(handle)))
+            listed = enumerate(_supervisors(handle, self._record(handle)))
         except UnreadableError:
             if level == "kill" and only is None:
                 kill(strays(_mark(handle)))
             raise
-        meant = [supervisor for index, supervisor in found if only is None or index in only]
+        meant = [supervisor for index, supervisor in listed if only is None or index in only]
         supervisors = [supervisor for supervisor in meant if supervisor is not None]
         if level == "kill":
             left = (
@@ -365,7 +365,7 @@ def _record(handle: Handle) -> LaunchRecord | None:
 
 def _found(handle: Handle) -> tuple[StartedUnit, ...]:
     """Units of an attempt, by the command lines of their supervisors; ended ones are unknown."""
-    found: dict[int, StartedUnit] = {}
+    started: dict[int, StartedUnit] = {}
     for process in strays(_mark(handle)):
         with contextlib.suppress(psutil.Error):
             if process.uids().real != os.getuid():
@@ -375,7 +375,7 @@ def _found(handle: Handle) -> tuple[StartedUnit, ...]:
             code_file = Path(argv[at + 1]) if 0 <= at < len(argv) - 2 else Path()
             number = code_file.name.removeprefix("exit-")
             if code_file.parent == handle.folder and number.isdecimal():
-                found[int(number)] = StartedUnit(
+                started[int(number)] = StartedUnit(
                     node="",
                     argv=tuple(argv[at + 3 :]),
                     cwd=argv[at + 2],
@@ -383,7 +383,7 @@ def _found(handle: Handle) -> tuple[StartedUnit, ...]:
                     pid=process.pid,
                     born=birth(process.pid),
                 )
-    return tuple(found.get(number, UNKNOWN_UNIT) for number in range(max(found, default=-1) + 1))
+    return tuple(started.get(number, UNKNOWN_UNIT) for number in range(max(started, default=-1) + 1))
 
 
 def _ended(handle: Handle, index: int) -> UnitStatus:
@@ -405,13 +405,13 @@ def check_own(node: str, address: str) -> str:
 
     :raises BadInputError: it is public, another machine's, or an unknown name.
     """
-    for found in _resolve(node, address):
+    for resolved in _resolve(node, address):
         try:
-            refuse_public(found)
+            refuse_public(resolved)
         except UsageError as error:
             raise bad_cluster(f"node {node}: {error}") from error
         try:
-            free_port(found)
+            free_port(resolved)
         except OSError:
             raise bad_cluster(
                 f"node {node} has the address {address}, which is not one of this machine: "

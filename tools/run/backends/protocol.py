@@ -87,12 +87,12 @@ class Credentials:
         """The account of that id with all its groups; an id without an account has none of them."""
         own = limits or ProcessLimits()
         try:
-            found = pwd.getpwuid(uid)
+            account = pwd.getpwuid(uid)
         except KeyError:
             return cls(uid, NO_GROUP, (), str(uid), "/", "/bin/sh", umask, own)
-        groups = tuple(sorted(os.getgrouplist(found.pw_name, found.pw_gid)))
-        shell = found.pw_shell or "/bin/sh"
-        return cls(uid, found.pw_gid, groups, found.pw_name, found.pw_dir, shell, umask, own)
+        groups = tuple(sorted(os.getgrouplist(account.pw_name, account.pw_gid)))
+        shell = account.pw_shell or "/bin/sh"
+        return cls(uid, account.pw_gid, groups, account.pw_name, account.pw_dir, shell, umask, own)
 
     def environment(self) -> dict[str, str]:
         """What its processes begin with, as after a login: nothing of the launcher's own."""

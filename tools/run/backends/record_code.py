@@ -132,11 +132,11 @@ def snapshot_record(folder: str) -> dict[str, Any] | None:
         above = os.path.dirname(above)
         try:
             with open(os.path.join(above, SNAPSHOT), encoding="utf-8") as file:
-                found = json.load(file)
+                record = json.load(file)
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict) and found.get("schema") == SCHEMA:
-            return found
+        if isinstance(record, dict) and record.get("schema") == SCHEMA:
+            return record
     return None
 
 
@@ -316,14 +316,14 @@ def _is_code(name: str) -> bool:
 
 def named_files(command: Sequence[str], folder: str) -> list[str]:
     """The files that a command names and that count: its program or script, and code and settings."""
-    found = []
+    files = []
     for place, word in enumerate(command):
         path = os.path.join(folder, word.rpartition("=")[2])
         ending = os.path.splitext(word)[1].lower()
         counts = (place == 0 and "/" in word) or ending in CODE or ending in SETTINGS
         if counts and len(word) < 4096 and os.path.isfile(path):
-            found.append(os.path.realpath(path))
-    return found
+            files.append(os.path.realpath(path))
+    return files
 
 
 def _tracked(root: str, paths: Iterable[str]) -> list[str]:
@@ -337,13 +337,13 @@ def _tracked(root: str, paths: Iterable[str]) -> list[str]:
 def fingerprint(path: str) -> str:
     """What distinguishes a file from another state of it."""
     try:
-        found = os.lstat(path)
-        if stat.S_ISLNK(found.st_mode):
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
             data = os.fsencode(os.readlink(path))
-        elif stat.S_ISDIR(found.st_mode):  # a submodule
+        elif stat.S_ISDIR(status.st_mode):  # a submodule
             return commit_of(path)[:12] or "no commit"
-        elif not stat.S_ISREG(found.st_mode) or found.st_size > _HASHED_BYTES:
-            data = f"{found.st_size} {found.st_mtime_ns}".encode()
+        elif not stat.S_ISREG(status.st_mode) or status.st_size > _HASHED_BYTES:
+            data = f"{status.st_size} {status.st_mtime_ns}".encode()
         else:
             with open(path, "rb") as file:
                 data = file.read()

@@ -65,7 +65,7 @@ class TreeMeter:
         return memory
 
     def _write(self, cpus: float, memory: int, gpus: float | None, gpu_memory: int | None) -> None:
-        found = {
+        usage = {
             "cpus": round(cpus, 3),
             "memory": memory,
             "gpus": None if gpus is None else round(gpus, 3),
@@ -73,14 +73,14 @@ class TreeMeter:
         }
         descriptor = os.open(self._path, _NEW, 0o600)
         try:
-            os.pwrite(descriptor, json.dumps(found).encode().ljust(WIDTH - 1) + b"\n", 0)
+            os.pwrite(descriptor, json.dumps(usage).encode().ljust(WIDTH - 1) + b"\n", 0)
         finally:
             os.close(descriptor)
 
 
 def descendants(root: int) -> dict[int, list[bytes]]:
     """The fields of ``/proc/PID/stat`` after the name, of all processes below one; it is left out itself."""
-    found: dict[int, list[bytes]] = {}
+    fields_of: dict[int, list[bytes]] = {}
     below: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
@@ -89,11 +89,11 @@ def descendants(root: int) -> dict[int, list[bytes]]:
             below.setdefault(int(fields[_PARENT]), []).append(int(name))
         except (OSError, IndexError, ValueError):  # no process, or gone
             continue
-        found[int(name)] = fields
+        fields_of[int(name)] = fields
     tree, left = dict[int, list[bytes]](), list(below.get(root, ()))
     while left:
         pid = left.pop()
-        tree[pid] = found[pid]
+        tree[pid] = fields_of[pid]
         left += below.get(pid, ())
     return tree
 

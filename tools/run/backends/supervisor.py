@@ -323,8 +323,8 @@ def give_scratch(code_file: str, env: MutableMapping[str, str]) -> str:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        found = os.lstat(path)  # of a supervisor that was killed, or of someone who wants to know
-        why = "" if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else "is not its own"
+        status = os.lstat(path)  # of a supervisor that was killed, or of someone who wants to know
+        why = "" if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() else "is not its own"
     except OSError as error:
         why = os.strerror(error.errno or errno.EIO)
     if why:
@@ -567,7 +567,7 @@ def end_orphans(kill: Callable[[int, int], None] | None = None, *, spared: Colle
 
 def children() -> list[int]:
     """The children of this process, ended or not; they cannot vanish before it reaps them."""
-    found = []
+    pids = []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
@@ -575,8 +575,8 @@ def children() -> list[int]:
         except (OSError, IndexError, ValueError):  # no process, or gone
             continue
         if parent == os.getpid():
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 class Logs:
@@ -627,10 +627,10 @@ class Logs:
             self.next_s = min(POLL_INTERVAL_S, 2 * self.next_s)
 
     def _paths(self) -> list[str]:
-        found = [os.path.join(self._folder, f"launcher-{self._unit}.log")]
+        paths = [os.path.join(self._folder, f"launcher-{self._unit}.log")]
         for folder, _, names in os.walk(os.path.join(self._folder, self._unit)):
-            found += [os.path.join(folder, name) for name in names if name.endswith(".log")]
-        return found
+            paths += [os.path.join(folder, name) for name in names if name.endswith(".log")]
+        return paths
 
 
 def trim(path: str, most: int, grows: int = 0) -> None:
@@ -640,9 +640,9 @@ def trim(path: str, most: int, grows: int = 0) -> None:
 
     :param grows: bytes by which it grows until the next look.
     """
-    found = os.stat(path)
-    end = (found.st_size - most // 2) // _BLOCK * _BLOCK
-    if 512 * found.st_blocks + 2 * grows <= most or end <= 0:
+    status = os.stat(path)
+    end = (status.st_size - most // 2) // _BLOCK * _BLOCK
+    if 512 * status.st_blocks + 2 * grows <= most or end <= 0:
         return
     descriptor = os.open(path, _OPEN)
     try:

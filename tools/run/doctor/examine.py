@@ -36,14 +36,14 @@ def examine(state: Path | None = None, cluster: str | None = None, backend: str 
     """
     began = Began()
     site = replace(look_around(state, cluster, backend), began=began)
-    return [found for area, check in CHECKS.items() for found in guarded(area, check, site)]
+    return [result for area, check in CHECKS.items() for result in guarded(area, check, site)]
 
 
 def guarded(area: str, check: Callable[[Site], Iterable[Check]], site: Site) -> Iterator[Check]:
     """What a check finds. An error ends the check and is a problem of its area."""
     try:
-        for found in check(site):
-            yield replace(found, area=area)
+        for result in check(site):
+            yield replace(result, area=area)
     except PliantError as error:
         yield replace(problem(first_line(error), "mend that, and look again"), area=area)
     except Exception as error:  # noqa: BLE001 - what is broken is what a doctor is asked about
@@ -65,8 +65,8 @@ def document(checks: Sequence[Check], now_s: float) -> str:
         {"area": each.area, "verdict": each.verdict, "text": each.text, "advice": each.advice or None}
         for each in checks
     ]
-    found = {"schema": SCHEMA, "time": iso_time(now_s), "verdict": worst(checks), "checks": listed}
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    content = {"schema": SCHEMA, "time": iso_time(now_s), "verdict": worst(checks), "checks": listed}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def _lines(check: Check, width: int | None) -> list[str]:

@@ -108,21 +108,21 @@ def _room(place: Path) -> Iterator[Check]:
 
 def _writing(place: Path) -> Iterator[Check]:
     try:
-        found = probe(place)
+        probed = probe(place)
     except OSError as error:
         what = "cannot be written, or knows no locks"
         yield problem(f"{place} {what}: {error.strerror}", "name a folder that you may write in")
         return
-    if not found.locks:
+    if not probed.locks:
         yield problem(
             "locks have no effect here: two runs could use it",
             "name a folder on a local disk, or NFS with locks",
         )
-    text = f"a write is on disk after {1000 * found.sync_s:.0f} ms"
-    if found.sync_s > _SLOW_S:
+    text = f"a write is on disk after {1000 * probed.sync_s:.0f} ms"
+    if probed.sync_s > _SLOW_S:
         yield warning(text, "every event costs that: name a folder on a faster disk")
     else:
-        yield ok(f"{text}{', and locks work' if found.locks else ''}")
+        yield ok(f"{text}{', and locks work' if probed.locks else ''}")
 
 
 def accounts(site: Site) -> Iterator[Check]:

@@ -45,9 +45,9 @@ def versions(_site: Site, constraints: Path = CONSTRAINTS) -> Iterator[Check]:
     """Are the packages installed, and recent enough? None of them is imported."""
     yield ok(f"pliant {__version__}, Python {platform.python_version()}")
     needed = needed_versions(requires("pliant") or ())
-    found = {name: _installed(name) for name in needed}
+    installed = {name: _installed(name) for name in needed}
     yield _torch(_installed("torch"), constraints)
-    bad = [_fault(name, found[name], least) for name, least in needed.items()]
+    bad = [_fault(name, installed[name], least) for name, least in needed.items()]
     faults = [each for each in bad if each]
     if faults:
         yield problem("; ".join(faults), "install pliant again: pip install -c constraints.txt pliant")
@@ -165,8 +165,8 @@ def _count(listed: GpuListing, usable: tuple[Gpu, ...]) -> Check:
 def _torch_build(*, needed: bool) -> Iterator[Check]:
     """Whether torch is a build for CPUs, which leaves the GPUs unused."""
     with suppress(PackageNotFoundError):
-        if (found := version("torch")).endswith("+cpu"):
-            text = f"torch {found} is the build without CUDA"
+        if (release := version("torch")).endswith("+cpu"):
+            text = f"torch {release} is the build without CUDA"
             yield (problem if needed else warning)(text, "install the one with: pip install torch")
 
 

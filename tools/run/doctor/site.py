@@ -86,10 +86,10 @@ def first_line(error: Exception) -> str:
 def look_around(state: Path | None, cluster: str | None, backend: str | None) -> Site:
     dirs = None if state is None else StateDir(_resolved(state))
     view, refused = _view(dirs)
-    found, unread = _read_cluster(dirs, cluster)
-    says = found.backend if found is not None else LOCAL
+    cluster_read, unread = _read_cluster(dirs, cluster)
+    says = cluster_read.backend if cluster_read is not None else LOCAL
     log, misfit = (None, None) if view is None else (view.log, view.misfit)
-    return Site(backend or says, dirs, refused, log, misfit, found, unread)
+    return Site(backend or says, dirs, refused, log, misfit, cluster_read, unread)
 
 
 def _resolved(path: Path) -> Path:

@@ -52,17 +52,17 @@ def slurm(site: Site) -> Iterator[Check]:
 
 
 def _release(said: str) -> Check:
-    found = parsing.version(said)
+    release = parsing.version(said)
     name = said.strip() or "Slurm of an unknown release"
-    if found is None or found < OLDEST:
+    if release is None or release < OLDEST:
         return warning(f"{name} is older than any that was tried", "use {}.{:02} or newer".format(*OLDEST))
     return ok(f"{name} has all commands that are needed; sacct is not")
 
 
 def _shares(settings: Mapping[str, str]) -> Iterator[Check]:
-    found = settings.get("SelectType", "")
-    if "cons_tres" not in found:
-        text = f"{found or 'its scheduler'} does not give out GPUs by task, which backend {JOBS} needs"
+    plugin = settings.get("SelectType", "")
+    if "cons_tres" not in plugin:
+        text = f"{plugin or 'its scheduler'} does not give out GPUs by task, which backend {JOBS} needs"
         yield problem(text, "use backend slurm, or have SelectType=select/cons_tres set")
 
 
@@ -107,9 +107,11 @@ def _nodes_of(cluster: Cluster | None, nodes: Mapping[str, SlurmNode]) -> Iterat
 def _levels(cluster: Cluster | None) -> Iterator[Check]:
     if cluster is None or cluster.levels:
         return
-    found = levels_of([node.name for node in cluster.expanded()], slurm_topology())
-    if found:
-        text = f"Slurm knows levels of the network that the cluster file does not name: {listed(list(found))}"
+    levels = levels_of([node.name for node in cluster.expanded()], slurm_topology())
+    if levels:
+        text = (
+            f"Slurm knows levels of the network that the cluster file does not name: {listed(list(levels))}"
+        )
         yield warning(
             text, "make the file again, so that jobs stay near: pliant cluster discover --backend slurm"
         )

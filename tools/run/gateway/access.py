@@ -62,8 +62,8 @@ def _packages() -> list[Path]:
 
 
 def _first_closed(paths: Iterable[Path]) -> Path | None:
-    found = (closed_to_others(each) or closed_to_others(each.parent) for each in paths)
-    return next((each for each in found if each is not None), None)
+    closed = (closed_to_others(each) or closed_to_others(each.parent) for each in paths)
+    return next((each for each in closed if each is not None), None)
 
 
 def _allows(path: Path, needed: int) -> bool:

@@ -313,9 +313,9 @@ class RequestHandlers:
 
     def _check_room(self, who: Caller, limits: AccountLimits, more: int) -> None:
         """:raises LockedError: too much of what the account asked for has not been taken up yet."""
-        found = self._spool.bytes_of(who.uid)
-        if found + more > limits.spool_bytes:
-            text = f"{found:,} bytes of {who.name} wait to be taken up, and {limits.spool_bytes:,} may"
+        waiting = self._spool.bytes_of(who.uid)
+        if waiting + more > limits.spool_bytes:
+            text = f"{waiting:,} bytes of {who.name} wait to be taken up, and {limits.spool_bytes:,} may"
             raise LockedError(f"{text}: try again in a moment")
 
     # Views.
@@ -342,7 +342,7 @@ class RequestHandlers:
         with self._lock:
             log, uses = self._meter.look()
             view = View(who, roles, log, self._known()[1])
-            seen = tuple(found for use in uses if (found := view.of_use(use)) is not None)
+            seen = tuple(use_seen for use in uses if (use_seen := view.of_use(use)) is not None)
             return USES.dump_json((view.of_log(), seen), by_alias=True)
 
     def _output(self, request: asked.ReadOutput, who: Caller, roles: Roles) -> Iterator[bytes]:
@@ -364,8 +364,8 @@ class RequestHandlers:
             self._check_own(request.job, who, roles, "its stacks are")
             status = self._status(ahead=False)
         with self._heavy[who.uid]:
-            found = job_stacks(self._dirs.path, request.job, within_s=request.within_s, found=status)
-        return STACKS.dump_json(found)
+            stacks = job_stacks(self._dirs.path, request.job, within_s=request.within_s, status=status)
+        return STACKS.dump_json(stacks)
 
     def _foresee(
         self, request: asked.WhatIfQuestion, who: Caller, roles: Roles, limits: AccountLimits
@@ -401,17 +401,17 @@ class RequestHandlers:
         if request.job is not None:
             with self._lock:
                 self._check_own(request.job, who, roles, "what it did is")
-            found = job_events(self._dirs.path, request.job, shown=seen)
+            pieces = job_events(self._dirs.path, request.job, shown=seen)
         elif request.follow:
-            found = events_to_come(self._dirs.path, request.last, shown=seen)
+            pieces = events_to_come(self._dirs.path, request.last, shown=seen)
         else:
-            found = last_events(self._dirs.path, request.last, shown=seen)
+            pieces = last_events(self._dirs.path, request.last, shown=seen)
         for _ in range(2):  # the head, and the events so far, for which all of the log is read
             with self._heavy[who.uid]:
-                if (data := next(found, None)) is None:
+                if (data := next(pieces, None)) is None:
                     return
             yield data
-        yield from found
+        yield from pieces
 
     def _ends(self, request: asked.AwaitEnds, who: Caller, roles: Roles) -> Iterator[bytes]:
         left = list(dict.fromkeys(request.jobs))
@@ -451,8 +451,8 @@ class RequestHandlers:
 
         The spool is read first: jobs move from there to the log.
         """
-        found = self._spool.requests()
-        owners = {job.id: ROOT for request in found for job in request.jobs} | askers(found)[0]
+        pending = self._spool.requests()
+        owners = {job.id: ROOT for request in pending for job in request.jobs} | askers(pending)[0]
         return self._view.refresh(), owners
 
     def _status(self, *, ahead: bool) -> Status:

@@ -92,10 +92,10 @@ class Munge:
 
     def check(self, credential: str, data: bytes, credential_subject: dict[str, str]) -> int:
         """The account that vouches for these bytes; raises as :meth:`decode`."""
-        found = self.decode(credential)
-        if found.credential_subject != {**credential_subject, "sha256": _digest(data)}:
+        decoded = self.decode(credential)
+        if decoded.credential_subject != {**credential_subject, "sha256": _digest(data)}:
             raise UsageError("munge's credential is about something else")
-        return found.uid
+        return decoded.uid
 
     def _socket(self) -> tuple[str, ...]:
         return (f"--socket={self.socket}",) if self.socket else ()
@@ -188,9 +188,9 @@ class MungeListener:
             _remove(path)
             return
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            who = Caller.of(found.st_uid)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            status = os.fstat(descriptor)
+            who = Caller.of(status.st_uid)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
                 self._gate.refused(who, UsageError("a letter that is a link or no plain file"))
                 _remove(path)
                 return
@@ -213,8 +213,8 @@ class MungeListener:
     def _answer(self, name: str, data: bytes, who: Caller) -> bytes:
         try:
             line = self._opened(name, data, who)
-            found = self._gate.answer(line, who)
-            return reply_of(found)
+            answered = self._gate.answer(line, who)
+            return reply_of(answered)
         except PliantError as error:
             return as_line(said(error))
 
@@ -313,9 +313,9 @@ def send(dirs: StateDir, line: bytes, munge: Munge) -> bytes:
             raise ServiceMissingError(text)
         os.listdir(dirs.door)  # so that a network file system looks again
         time.sleep(POLL_INTERVAL_S)
-    found = json.loads(path.read_bytes())
-    answer = str(found["answer"]).encode()
-    if (uid := munge.check(str(found["credential"]), answer, credential_subject(dirs, name))) != ROOT:
+    reply = json.loads(path.read_bytes())
+    answer = str(reply["answer"]).encode()
+    if (uid := munge.check(str(reply["credential"]), answer, credential_subject(dirs, name))) != ROOT:
         raise UsageError(f"user {uid} answered, and a run of root should: do not use this state directory")
     return answer
 
@@ -341,8 +341,8 @@ def address_file(dirs: StateDir) -> Path:
 def munge_for(dirs: StateDir) -> Munge | None:
     """How to ask from another host than the run's. Returns None on that host, or without this transport."""
     try:
-        found = json.loads(address_file(dirs).read_bytes())
-        return None if found["host"] == os.uname().nodename else Munge(str(found["socket"]))
+        address = json.loads(address_file(dirs).read_bytes())
+        return None if address["host"] == os.uname().nodename else Munge(str(address["socket"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

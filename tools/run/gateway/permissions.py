@@ -128,10 +128,10 @@ class Caller(NamedTuple):
 @lru_cache(maxsize=4096)
 def _person(uid: int, _at: int) -> Caller:
     try:
-        found = pwd.getpwuid(uid)
+        account = pwd.getpwuid(uid)
     except KeyError:
         return Caller(uid, account_name(uid), _NO_GROUP, frozenset())
-    return Caller(uid, found.pw_name, found.pw_gid, frozenset(_groups(found)))
+    return Caller(uid, account.pw_name, account.pw_gid, frozenset(_groups(account)))
 
 
 def _groups(found: pwd.struct_passwd) -> Iterable[str]:
@@ -152,8 +152,8 @@ def read_roles(path: Path) -> Roles:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != ROOT or found.st_mode & 0o022:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != ROOT or status.st_mode & 0o022:
             raise UsageError(f"{path}: expected a plain file of root's that no other account can write")
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -192,10 +192,10 @@ class RolesFile:
 
     def _mark(self) -> tuple[int, ...]:
         try:
-            found = os.lstat(self._path or "")
+            status = os.lstat(self._path or "")
         except OSError:
             return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_uid, found.st_mode
+        return status.st_ino, status.st_mtime_ns, status.st_size, status.st_uid, status.st_mode
 
 
 _CONFIG: Final = ConfigDict(ser_json_inf_nan="constants")
@@ -278,7 +278,7 @@ class View:
         log = self._log
         jobs = {job_id: self._of_job(job) for job_id, job in log.jobs.items() if self.sees(job_id)}
         broken_off = {job_id: phase for job_id, phase in log.broken_off.items() if job_id in jobs}
-        newest = {job_id: found for job_id, found in log.newest.items() if self.owns(job_id)}
+        newest = {job_id: event for job_id, event in log.newest.items() if self.owns(job_id)}
         return RunLog(
             *(log.info, log.origin_s, log.policy_error, log.last_s, jobs),
             ends=log.ends,
@@ -332,12 +332,12 @@ class View:
         return is_public or standing.user == self._who.name or self._roles.is_operator(self._who)
 
     def _of_job(self, job: JobLog) -> JobLog:
-        found = job if self.owns(job.job.id) else _public_log(job)
+        visible = job if self.owns(job.job.id) else _public_log(job)
         beside = job.beside if job.beside is not None and self.sees(job.beside) else None
-        return replace(found, beside=beside)
+        return replace(visible, beside=beside)
 
     def _seen(self, by_job: Mapping[str, _T]) -> dict[str, _T]:
-        return {job_id: found for job_id, found in by_job.items() if self.sees(job_id)}
+        return {job_id: value for job_id, value in by_job.items() if self.sees(job_id)}
 
 
 def with_active_jobs(log: RunLog) -> RunLog:

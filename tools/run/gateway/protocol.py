@@ -220,19 +220,19 @@ def read_line(connection: socket.socket, most: int, within_s: float) -> bytes:
     :raises TimeoutError: it is not there in time, however slowly it comes.
     :raises ValueError: it is longer than that many bytes, or does not end.
     """
-    found, until_s = bytearray(), time.monotonic() + within_s
-    while not found.endswith(b"\n"):
+    line, until_s = bytearray(), time.monotonic() + within_s
+    while not line.endswith(b"\n"):
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
         connection.settimeout(left_s)
-        data = connection.recv(min(1 << 16, most + 1 - len(found)))
+        data = connection.recv(min(1 << 16, most + 1 - len(line)))
         if not data:
             raise ValueError("the request breaks off")
-        found += data
-        if len(found) > most:
+        line += data
+        if len(line) > most:
             raise ValueError(f"the request has more than {most:,} bytes")
-    return bytes(found)
+    return bytes(line)
 
 
 def piece(data: bytes) -> bytes:
@@ -259,8 +259,8 @@ def pieces_from(file: Any) -> Iterator[bytes]:
 
 
 def _length(file: Any) -> int:
-    (found,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
-    return int(found)
+    (length,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
+    return int(length)
 
 
 def _exactly(file: Any, count: int) -> bytes:
@@ -284,8 +284,8 @@ class Peer(NamedTuple):
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return Peer(*_CREDENTIALS.unpack(found))
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return Peer(*_CREDENTIALS.unpack(credentials))
 
 
 @contextmanager
@@ -298,8 +298,8 @@ def gateway_address(dirs: StateDir) -> Iterator[str]:
     check_path_owners(dirs.door, os.lstat(dirs.path).st_uid)
     folder = os.open(dirs.door, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(folder)
-        if found.st_uid != ROOT or found.st_mode & _WRITABLE:
+        status = os.fstat(folder)
+        if status.st_uid != ROOT or status.st_mode & _WRITABLE:
             raise UsageError(f"{dirs.door}: expected a folder of root's that no other account can write in")
         yield f"/proc/self/fd/{folder}/{SOCKET}"
     finally:
@@ -314,12 +314,12 @@ def check_path_owners(folder: Path, owner: int) -> None:
     """
     for path in (folder, *folder.parents):
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except OSError as error:
             raise UsageError(f"{path}: cannot be looked at: {error.strerror}") from error
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             raise UsageError(f"{path}: is a symbolic link, expected a folder")
-        if found.st_uid not in (ROOT, owner):
-            raise UsageError(f"{path}: belongs to user {found.st_uid}, who could replace what lies in it")
-        if found.st_mode & _WRITABLE and not found.st_mode & stat.S_ISVTX:
+        if status.st_uid not in (ROOT, owner):
+            raise UsageError(f"{path}: belongs to user {status.st_uid}, who could replace what lies in it")
+        if status.st_mode & _WRITABLE and not status.st_mode & stat.S_ISVTX:
             raise UsageError(f"{path}: other accounts can replace what lies in it: chmod go-w {path}")

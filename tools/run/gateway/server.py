@@ -221,17 +221,17 @@ class GatewayServer:
 
     def _serve(self, connection: socket.socket, who: Caller) -> None:
         try:
-            found = self.answer(self._read(connection, who), who)
+            answer = self.answer(self._read(connection, who), who)
         except PliantError as error:
             connection.settimeout(SEND_TIMEOUT_S)
             connection.sendall(as_line(said(error)))
             return
         connection.settimeout(SEND_TIMEOUT_S)
-        if isinstance(found, Iterator):
+        if isinstance(answer, Iterator):
             connection.sendall(as_line({"ok": True, "pieces": True}))
-            _pass_on(connection, found)
+            _pass_on(connection, answer)
         else:
-            connection.sendall(with_value(found))
+            connection.sendall(with_value(answer))
 
     def _read(self, connection: socket.socket, who: Caller) -> bytes:
         try:

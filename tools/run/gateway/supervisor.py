@@ -113,10 +113,10 @@ class _Supervisor:
 def munge_socket() -> str:
     """The socket of the munged that Slurm uses; empty for the usual one."""
     try:
-        found = settings(ask(show_config())).get("AuthInfo", "")
+        options = settings(ask(show_config())).get("AuthInfo", "")
     except ServiceMissingError:
         return ""
-    parts = dict(part.partition("=")[::2] for part in found.split(","))
+    parts = dict(part.partition("=")[::2] for part in options.split(","))
     return parts.get("socket", "")
 
 

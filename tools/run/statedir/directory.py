@@ -107,8 +107,8 @@ class StateDir(Folder):
     def is_shared(self) -> bool:
         """Whether several accounts share it: then each job's folder is its user's, and all else root's."""
         try:
-            found = os.lstat(self.kept)
-            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.lstat(self.path).st_uid == ROOT
+            status = os.lstat(self.kept)
+            return stat.S_ISDIR(status.st_mode) and status.st_uid == os.lstat(self.path).st_uid == ROOT
         except OSError:
             return False
 
@@ -168,16 +168,16 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
     check_format(dirs)
     ways_in = {str(dirs.path), str(dirs.jobs)} if dirs.is_shared else set()
     others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN), list(_parts(dirs))
-    for path, found in parts:
-        _check_owner(path, found, os.geteuid())
-        _check_kind(path, found)
-        if others_enter and found.st_mode & _WRITABLE:
+    for path, status in parts:
+        _check_owner(path, status, os.geteuid())
+        _check_kind(path, status)
+        if others_enter and status.st_mode & _WRITABLE:
             text = "others may write in it, and what they ask for would run as you; look through it, then"
             raise UsageError(f"{path}: {text}: chmod go-w {path}")
     if not close:
         return
-    for path, found in parts:  # only now: a folder that is refused is refused the next time, too
-        mode = stat.S_IMODE(found.st_mode)
+    for path, status in parts:  # only now: a folder that is refused is refused the next time, too
+        mode = stat.S_IMODE(status.st_mode)
         closed = mode & ~_OPEN | (_WAY_IN if path in ways_in else 0)
         if mode != closed and _is_its(dirs, Path(path)):
             os.chmod(path, closed)
@@ -210,21 +210,21 @@ def check_reachable(path: Path) -> None:
     :raises UsageError: one of them cannot, or could.
     """
     for above in path.resolve().parents:
-        found = os.lstat(above)
-        if not found.st_mode & stat.S_IXOTH:
+        status = os.lstat(above)
+        if not status.st_mode & stat.S_IXOTH:
             text = "other users cannot enter it: a shared state directory is where they can, as in /var/lib"
             raise UsageError(f"{above}: {text}")
-        if found.st_uid != ROOT:
-            raise UsageError(f"{above}: belongs to {_name(found.st_uid)}, who could replace what lies in it")
-        if found.st_mode & _WRITABLE and not found.st_mode & stat.S_ISVTX:
+        if status.st_uid != ROOT:
+            raise UsageError(f"{above}: belongs to {_name(status.st_uid)}, who could replace what lies in it")
+        if status.st_mode & _WRITABLE and not status.st_mode & stat.S_ISVTX:
             raise UsageError(f"{above}: other accounts can replace what lies in it: chmod go-w {above}")
 
 
 def check_plain_folder(path: Path) -> None:
     """:raises UsageError: it is not a folder of this user's, or others may write in it."""
-    found = os.lstat(path)
-    _check_owner(str(path), found, os.geteuid())
-    if not stat.S_ISDIR(found.st_mode) or found.st_mode & _WRITABLE:
+    status = os.lstat(path)
+    _check_owner(str(path), status, os.geteuid())
+    if not stat.S_ISDIR(status.st_mode) or status.st_mode & _WRITABLE:
         raise UsageError(f"{path}: expected a folder that only its owner can write in")
 
 
@@ -236,9 +236,9 @@ def check_seen(dirs: StateDir) -> None:
     owner = os.lstat(dirs.path).st_uid
     if os.geteuid() not in (0, owner):
         raise UsageError(f"{dirs.path}: belongs to {_name(owner)}: only its owner and root can look at it")
-    for path, found in _parts(dirs):
-        _check_owner(path, found, owner)
-        _check_kind(path, found)
+    for path, status in _parts(dirs):
+        _check_owner(path, status, owner)
+        _check_kind(path, status)
     check_format(dirs)
 
 
@@ -246,10 +246,10 @@ def check_job(dirs: StateDir, job_id: str) -> None:
     """:raises UsageError: a job's folder is not a folder, or not of the state directory's owner."""
     path = f"{dirs.jobs}/{job_id}"
     with contextlib.suppress(FileNotFoundError):
-        found = os.lstat(path)
+        status = os.lstat(path)
         if not dirs.is_shared:
-            _check_owner(path, found, os.lstat(dirs.path).st_uid)
-        _check_kind(path, found)
+            _check_owner(path, status, os.lstat(dirs.path).st_uid)
+        _check_kind(path, status)
 
 
 def read_own(path: Path) -> bytes:
@@ -260,11 +260,11 @@ def read_own(path: Path) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a plain file")
-        if found.st_uid != path.parent.stat().st_uid:
-            raise ValueError(f"it belongs to {_name(found.st_uid)}")
+        if status.st_uid != path.parent.stat().st_uid:
+            raise ValueError(f"it belongs to {_name(status.st_uid)}")
         return file.read()
 
 
@@ -354,9 +354,9 @@ def claim(dirs: StateDir, running: Sequence[str] = (), *, restored: bool = False
         )
     if (number, home) == (FORMAT, here):
         return
-    found = {"schema": SCHEMA, "format": FORMAT, "pliant": __version__, "home": asdict(here)}
+    document = {"schema": SCHEMA, "format": FORMAT, "pliant": __version__, "home": asdict(here)}
     try:
-        atomic_write(dirs.version, json.dumps(found).encode() + b"\n", mode=PRIVATE)
+        atomic_write(dirs.version, json.dumps(document).encode() + b"\n", mode=PRIVATE)
     except (OSError, PliantError) as error:
         _log.debug("%s is not written: %s", dirs.version, error)
 
@@ -382,8 +382,8 @@ def _elsewhere(home: Home, here: Home) -> str:
 def _read_version(dirs: StateDir) -> tuple[int, Home | None]:
     """The format (0 if not said) and the place of a directory when it was last claimed."""
     try:
-        found = json.loads(dirs.version.read_bytes())
-        number, writer = int(found["format"]), str(found["pliant"])
+        document = json.loads(dirs.version.read_bytes())
+        number, writer = int(document["format"]), str(document["pliant"])
     except FileNotFoundError:
         return 0, None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -396,7 +396,7 @@ def _read_version(dirs: StateDir) -> tuple[int, Home | None]:
         text = f"pliant {writer} wrote it in format {number}, and {knows}"
         raise BadInputError(f"{dirs.path}: {text}: use pliant {writer} or a later one")
     with contextlib.suppress(LookupError, TypeError, ValueError):
-        home = found["home"]
+        home = document["home"]
         return number, Home(str(home["host"]), str(home["path"]), [int(each) for each in home["inodes"]])
     return number, None
 

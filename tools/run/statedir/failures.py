@@ -106,8 +106,8 @@ def reason_of(error: Exception) -> str:
 
 def may_pass(error: Exception) -> bool:
     """Whether an error, or its cause, is a shortage that passes by itself."""
-    found = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(found, OSError) and found.errno in _PASSING
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _PASSING
 
 
 SHARE: Final = 0.01

@@ -95,7 +95,7 @@ def _beyond(dated_s: float, before_s: float, after_s: float) -> float:
 
 
 def mount_of(folder: Path, mounts: Path = _MOUNTS) -> Mount:
-    best, found = -1, Mount("")
+    best, mount = -1, Mount("")
     with suppress(OSError):
         for line in mounts.read_text(errors="surrogateescape").splitlines():
             before, _, after = line.partition(" - ")
@@ -105,5 +105,5 @@ def mount_of(folder: Path, mounts: Path = _MOUNTS) -> Mount:
             point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
             if folder.is_relative_to(point) and len(point) >= best:
                 best = len(point)
-                found = Mount(more[0], frozenset([*fields[5].split(","), *more[2].split(",")]))
-    return found
+                mount = Mount(more[0], frozenset([*fields[5].split(","), *more[2].split(",")]))
+    return mount

@@ -47,9 +47,9 @@ def kept_cluster(kept: Path, named: str | None, *, begun: bool = True) -> Cluste
 def changes_not_taken(kept: Path, named: str) -> list[str]:
     """Lines about what a cluster file says that the run, which has begun, does not go by."""
     own, asked = read_cluster(kept), read_cluster(named)
-    if own == asked or not (found := list(_cluster_differences(own, asked))):
+    if own == asked or not (changed := list(_cluster_differences(own, asked))):
         return []
-    return [f"{named} differs from {kept}, and the run there goes on as it began:", *_lines(named, found)]
+    return [f"{named} differs from {kept}, and the run there goes on as it began:", *_lines(named, changed)]
 
 
 def kept_profile(kept: Path, named: str | None, *, begun: bool = True) -> tuple[ProfileRow, ...] | None:
@@ -76,8 +76,8 @@ def _kept(
         return asked if own is None else own
     if own is None:
         raise UsageError(f"{named} is not used, for there is no {kept}: {_ADVICE}")
-    if own != asked and (found := list(differences(own, asked))):
-        raise UsageError("\n".join([f"{named} differs from {kept}: {_ADVICE}", *_lines(named, found)]))
+    if own != asked and (changed := list(differences(own, asked))):
+        raise UsageError("\n".join([f"{named} differs from {kept}: {_ADVICE}", *_lines(named, changed)]))
     return taken(own, asked)
 
 
@@ -103,8 +103,8 @@ def _cluster_differences(own: Cluster, asked: Cluster) -> Iterator[Difference]:
 
 
 def _plain(cluster: Cluster, *, expanded: bool = False) -> Any:
-    found = cluster.model_copy(update={"nodes": cluster.expanded()}) if expanded else cluster
-    return found.model_dump(mode="json", by_alias=True, exclude={"preemptible"})
+    plain = cluster.model_copy(update={"nodes": cluster.expanded()}) if expanded else cluster
+    return plain.model_dump(mode="json", by_alias=True, exclude={"preemptible"})
 
 
 def _differences(own: Any, asked: Any, path: Place) -> Iterator[Difference]:

@@ -175,17 +175,17 @@ def order_events(
 
     :param rigid: the policy gives each job the GPUs that it requests.
     """
-    event, found = _executed(number, order, time_s), log.jobs.get(order.job or "")
-    if not isinstance(event, Updated) or order.changes is None or found is None:
+    event, job_log = _executed(number, order, time_s), log.jobs.get(order.job or "")
+    if not isinstance(event, Updated) or order.changes is None or job_log is None:
         return [row_of(event)]
     try:
-        job = updated(found.job, order.changes)
+        job = updated(job_log.job, order.changes)
     except ValidationError as error:  # it has changed since the order was checked
-        what = str(problems_of(error, found.job.id)[0])
-        _log.warning("job %s stays as it is, an update no longer fits: %s", found.job.id, what)
+        what = str(problems_of(error, job_log.job.id)[0])
+        _log.warning("job %s stays as it is, an update no longer fits: %s", job_log.job.id, what)
         return [row_of(replace(event, changes={}))]
-    as_asked = not rigid or found.held_gpus == job.gpus.requested
-    if not found.gpus or (as_asked and _goes_on(found, job, log)):
+    as_asked = not rigid or job_log.held_gpus == job.gpus.requested
+    if not job_log.gpus or (as_asked and _goes_on(job_log, job, log)):
         return [row_of(event)]
     reason = f"updated by {order.user}: it starts again as it is to be now"
     return [row_of(Requeued(time_s, order.job, 0, (), reason=reason)), row_of(event)]
@@ -272,9 +272,9 @@ class Spool:
                 raise
             names = list(self._read)
         self._has_listed = True
-        found = {name: self._read.get(name) or self._request(name) for name in names}
-        self.all_read = None not in found.values()
-        self._read = {name: request for name, request in found.items() if request is not None}
+        by_name = {name: self._read.get(name) or self._request(name) for name in names}
+        self.all_read = None not in by_name.values()
+        self._read = {name: request for name, request in by_name.items() if request is not None}
         return [request for request in self._read.values() if request.asks]
 
     def settle(self, log: RunLog, to_come: Container[str] = ()) -> None:
@@ -349,11 +349,11 @@ class Spool:
     def bytes_of(self, uid: int) -> int:
         """How many bytes the requests of an account take."""
         marked = [name for name in os.listdir(self._folder) if f"{_by(uid)}." in name]
-        found = 0
+        total = 0
         for name in marked:
             with suppress(FileNotFoundError):
-                found += os.stat(self._folder / name).st_size
-        return found
+                total += os.stat(self._folder / name).st_size
+        return total
 
     def withdraw(self, job_ids: Collection[str]) -> set[str]:
         """Before the first run, take jobs and orders about them out. Call it while :meth:`locked`.

@@ -246,10 +246,10 @@ class State:
 def size_and_time(dirs: StateDir) -> tuple[int, float]:
     """Bytes of the log, and when it was last written by the system's clock; zeros if there is none."""
     try:
-        found = dirs.events.stat()
+        status = dirs.events.stat()
     except FileNotFoundError:
         return 0, 0.0
-    return found.st_size, found.st_mtime
+    return status.st_size, status.st_mtime
 
 
 def newest_by_name(
@@ -262,10 +262,10 @@ def newest_by_name(
     :param user: whose jobs names mean, where several accounts share the run; None: all.
     """
     listed = list(jobs)
-    found = {job.name: job.id for job in listed if job.name is not None and is_of(job, user)}
-    ids = {job.id for job in listed} if found else set()
-    firsts = {f"{name}-1": name for name in found if name in ids}
-    newest = {name: job_id for name, job_id in found.items() if name not in living}
+    id_of = {job.name: job.id for job in listed if job.name is not None and is_of(job, user)}
+    ids = {job.id for job in listed} if id_of else set()
+    firsts = {f"{name}-1": name for name in id_of if name in ids}
+    newest = {name: job_id for name, job_id in id_of.items() if name not in living}
     return newest | {first: name for first, name in firsts.items() if first not in ids}
 
 

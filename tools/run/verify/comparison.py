@@ -37,18 +37,18 @@ class Recording:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Self:
-        found: dict[int, dict[int, list[tuple[int, RecordedStep]]]] = {}
+        steps: dict[int, dict[int, list[tuple[int, RecordedStep]]]] = {}
         for path in sorted(folder.path.glob("steps-*.jsonl")):
             attempt, worker = map(int, path.stem.split("-")[1:])
             for line in path.read_text().splitlines(keepends=True):
                 if line.endswith("\n"):  # else its worker was killed
                     step = RecordedStep.parse(line)
-                    found.setdefault(step.step, {}).setdefault(attempt, []).append((worker, step))
+                    steps.setdefault(step.step, {}).setdefault(attempt, []).append((worker, step))
         weights: dict[int, dict[int, Path]] = {}
         for path in sorted(folder.path.glob("weights-*.npz")):
             _, worker, number = map(int, path.stem.split("-")[1:])
             weights.setdefault(number, {})[worker] = path
-        return cls({number: attempts[max(attempts)] for number, attempts in sorted(found.items())}, weights)
+        return cls({number: attempts[max(attempts)] for number, attempts in sorted(steps.items())}, weights)
 
     @property
     def workers(self) -> set[int]:
@@ -65,13 +65,13 @@ class Recording:
 
         Where no worker sees the samples of a step, as the script reads them by itself, digests are empty.
         """
-        found: list[tuple[int, int, str]] = []
+        rows_seen: list[tuple[int, int, str]] = []
         for parts in self.by_step.values():
             rows = [(part.epoch, *row) for _, part in parts for row in part.rows.items()]
             one = parts[0][1]
             unseen = ((one.epoch, place, "") for place in range(one.first, one.first + one.samples))
-            found += rows or unseen
-        return found
+            rows_seen += rows or unseen
+        return rows_seen
 
     def loss(self, step: int) -> float | None:
         """The mean over the samples of a step. Returns None if none was logged."""
@@ -163,8 +163,8 @@ def _number(apart: float, tolerance: float) -> Aspect:
 def _samples(plain: Recording, other: Recording) -> Aspect:
     """Which ones, and how often."""
     wanted = Counter((epoch, digest or place) for epoch, place, digest in plain.samples)
-    found = Counter((epoch, digest or place) for epoch, place, digest in other.samples)
-    missing, more = (wanted - found).total(), (found - wanted).total()
+    seen = Counter((epoch, digest or place) for epoch, place, digest in other.samples)
+    missing, more = (wanted - seen).total(), (seen - wanted).total()
     if not missing and not more:
         return Aspect(True)
     return Aspect(False, f"{missing} of {wanted.total()} missing, {more} others")
@@ -198,10 +198,10 @@ def _weights(plain: Recording, other: Recording) -> tuple[float, str, float]:
     for step in plain.weights.keys() & other.weights.keys():
         [wanted] = plain.arrays(step)
         before: Arrays | None = None
-        for found in other.arrays(step):
-            largest = max(largest, difference(wanted, found))
-            apart = max(apart, 0.0 if before is None else difference(before, found)[0])
-            before = found
+        for arrays in other.arrays(step):
+            largest = max(largest, difference(wanted, arrays))
+            apart = max(apart, 0.0 if before is None else difference(before, arrays)[0])
+            before = arrays
     is_whole = not plain.weights or max(plain.weights) in other.weights
     return largest[0] if is_whole else math.inf, largest[1], apart
 

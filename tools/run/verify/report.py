@@ -58,8 +58,8 @@ def _guesses(runs: Sequence[Comparison]) -> list[tuple[str, str]]:
         "apart": not all(run.alike for run in runs),
         "state": bool(runs) and not steady,
     }
-    found = [_LOOKS[name] for name, holds in shown.items() if holds]
-    return [(text.format(*tensors[:1]), anchor) for text, anchor in found]
+    guesses = [_LOOKS[name] for name, holds in shown.items() if holds]
+    return [(text.format(*tensors[:1]), anchor) for text, anchor in guesses]
 
 
 _LOOKS: Final = {

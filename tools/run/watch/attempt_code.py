@@ -78,20 +78,20 @@ class CodeRecord(Record):
 
     def differences(self, before: CodeRecord) -> list[str]:
         """What is not as it was before; of what is not known of either, nothing."""
-        found = []
+        lines = []
         if self.folder is not None and before.folder is not None:
             if self.folder != before.folder:
-                found.append(f"folder {before.folder} → {self.folder}")
+                lines.append(f"folder {before.folder} → {self.folder}")
             if self.commit != before.commit:
                 commits = [(each.commit or "none")[:_SHORT] for each in (before, self)]
-                found.append(f"commit {' → '.join(commits)}")
+                lines.append(f"commit {' → '.join(commits)}")
             if self.changes != before.changes:
                 names = {name for name, _ in self.files.items() ^ before.files.items()}
-                found += sorted(names) or ["files that are not committed"]
+                lines += sorted(names) or ["files that are not committed"]
         for name, version in self.versions.items():
             if version != (old := before.versions[name]) and version and old:
-                found.append(f"{name} {old} → {version}")
-        return found
+                lines.append(f"{name} {old} → {version}")
+        return lines
 
 
 def _with_files(record: CodeRecord) -> str:
@@ -113,11 +113,11 @@ def _records(attempt: AttemptDir, number: int) -> Iterator[CodeRecord]:
     with files_of(attempt):
         for unit in _units(attempt):
             try:
-                found = read_record(attempt.code(unit), "code", CodeRecord)
+                record = read_record(attempt.code(unit), "code", CodeRecord)
             except (BadInputError, UnreadableError):
                 continue
-            if found is not None:
-                yield found.model_copy(update={"attempt": number, "unit": unit})
+            if record is not None:
+                yield record.model_copy(update={"attempt": number, "unit": unit})
 
 
 def _units(attempt: AttemptDir) -> list[int]:
@@ -126,7 +126,7 @@ def _units(attempt: AttemptDir) -> list[int]:
         names = os.listdir(attempt.path)[: 10 * MOST_NAMES]
     except OSError:
         return []
-    numbers = (whole_number(found[1]) for found in map(_RECORD.fullmatch, names) if found)
+    numbers = (whole_number(match[1]) for match in map(_RECORD.fullmatch, names) if match)
     return sorted(number for number in numbers if number is not None)[:_MOST_UNITS]
 
 
@@ -147,16 +147,16 @@ def code_facts(records: Sequence[CodeRecord]) -> Iterator[tuple[str, str]]:
     if not records:
         return
     yield "code", next(each for each in records if each.attempt == records[-1].attempt).text
-    found = [*differing(records)]
-    for record, before, what in found[-_SHOWN:]:
+    differences = [*differing(records)]
+    for record, before, what in differences[-_SHOWN:]:
         listed = ", ".join(what[:_SHOWN]) + (f" and {len(what) - _SHOWN} more" if len(what) > _SHOWN else "")
         if record.attempt == before.attempt:
             who = f"unit {record.unit} on {record.host} runs other code than unit {before.unit}"
         else:
             who = f"attempt {record.attempt} runs other code than attempt {before.attempt}"
         yield "differs", f"{who}: {listed}"
-    if len(found) > _SHOWN:
-        yield "differs", f"{counted(len(found) - _SHOWN, 'earlier difference')} in --format json"
+    if len(differences) > _SHOWN:
+        yield "differs", f"{counted(len(differences) - _SHOWN, 'earlier difference')} in --format json"
 
 
 def code_fields(records: Sequence[CodeRecord]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def history(dirs: StateDir, job_id: str, *, shown: Shown | None = None) -> list[
     if not dirs.events.exists():
         return []
     events = (event for block in LogReader(dirs.events).read_all() for event in seen_of(block, shown))
-    found: list[Happened] = []
+    rows: list[Happened] = []
     missing: list[str] = []
     for row in events:
         if row.job != job_id:
@@ -149,11 +149,11 @@ def history(dirs: StateDir, job_id: str, *, shown: Shown | None = None) -> list[
             missing += map(str, event.lost_workers)
         elif missing and _joined(event):
             words = f"replaced the worker{'s' if len(missing) > 1 else ''} on {', '.join(missing)}"
-            found.append(Happened(event.time, "replaced", words, "", "", event.gpus, len(missing)))
+            rows.append(Happened(event.time, "replaced", words, "", "", event.gpus, len(missing)))
             missing = []
         if (happened := _happened(event)) is not None:
-            found.append(happened)
-    return found
+            rows.append(happened)
+    return rows
 
 
 def _joined(event: TypedEvent) -> bool:
@@ -362,11 +362,11 @@ def _until(job: JobStatus, now_s: float) -> str:
         return when_text(max(job.until_s, now_s), now_s)
     if starts_next(job, now_s):
         return "at the next turn, when pliant run decides"
-    found = job.expected
-    by = "" if found.source is None else f", {SOURCES[found.source]}"
-    if job.log.gpus or found.between_s is None:
+    expected = job.expected
+    by = "" if expected.source is None else f", {SOURCES[expected.source]}"
+    if job.log.gpus or expected.between_s is None:
         return when_text(max(job.until_s, now_s), now_s) + by
-    first_s, last_s = (max(at_s, now_s) for at_s in found.between_s)
+    first_s, last_s = (max(at_s, now_s) for at_s in expected.between_s)
     likely = clock_text(max(job.until_s, now_s), now_s)
     return f"{between_text(first_s, last_s, now_s)} ({likely}){by}"
 
@@ -404,7 +404,7 @@ def _hanging(begins: str, text: str, width: int | None) -> list[str]:
 
 
 def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:
-    found = {
+    document = {
         "schema": SCHEMA,
         "time": iso_time(now_s),
         "run_in_progress": status.holder is not None,
@@ -428,7 +428,7 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
         **({"teams": [each.model_dump(mode="json") for each in status.teams]} if status.teams else {}),
         "jobs": list(jobs),
     }
-    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def job_fields(job: JobStatus, state: Path) -> dict[str, Any]:

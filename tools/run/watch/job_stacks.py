@@ -46,23 +46,23 @@ _STARTERS: Final = SUPERVISORS | {Path(RUN_TORCHRUN).name}
 
 def _find_py_spy() -> str:
     """:raises ServiceMissingError: it is not installed."""
-    found = shutil.which("py-spy")
-    if found is None:
+    program = shutil.which("py-spy")
+    if program is None:
         text = "py-spy is not on PATH, which shows jobs without the elastic library: pip install py-spy"
         raise ServiceMissingError(text)
-    return found
+    return program
 
 
 def _worker_processes(folder: JobDir) -> dict[int, int]:
     """The process of each worker of a job on this machine, by rank."""
     processes = {each.pid: each for each in strays((ENV_JOB_DIR, str(folder.path)))}
     between = {pid for pid, each in processes.items() if _starts_workers(each)}
-    found = {}
+    pids = {}
     for pid, process in processes.items():
         with contextlib.suppress(psutil.Error):
             if pid not in between and process.ppid() not in processes.keys() - between:
-                found[whole_number(process.environ().get("RANK", "0")) or 0] = pid
-    return dict(sorted(found.items()))
+                pids[whole_number(process.environ().get("RANK", "0")) or 0] = pid
+    return dict(sorted(pids.items()))
 
 
 def _starts_workers(process: psutil.Process) -> bool:
@@ -113,19 +113,19 @@ SCHEMA: Final = "pliant.stack/1"
 
 
 def job_stacks(
-    state: Path, job_id: str, *, within_s: float = RESPONSE_TIMEOUT_S, found: Status | None = None
+    state: Path, job_id: str, *, within_s: float = RESPONSE_TIMEOUT_S, status: Status | None = None
 ) -> list[WorkerStack]:
     """The stacks of all workers of a running job.
 
     :param within_s: how long to wait for answers.
-    :param found: where its jobs stand; None: it is looked up.
+    :param status: where its jobs stand; None: it is looked up.
     :raises UsageError: no such state directory or job, or it does not run.
     :raises ServiceMissingError: it does not use the elastic library, and py-spy is not installed.
     """
-    found = Watcher(state).look() if found is None else found
-    job = found.log.jobs.get(job_id)
-    if job is None and job_id not in known_ids(found):
-        raise no_such_job(state, [job_id], known_ids(found))
+    status = Watcher(state).look() if status is None else status
+    job = status.log.jobs.get(job_id)
+    if job is None and job_id not in known_ids(status):
+        raise no_such_job(state, [job_id], known_ids(status))
     if job is None or not job.gpus:
         what = "waiting for a run" if job is None else standing(job)
         raise UsageError(f"job {job_id} has no workers: it is {what}")
@@ -139,7 +139,7 @@ def job_stacks(
     attempt = folder.attempt(plan.attempt)
     if job.job.changes_in_place or answers_questions(attempt, slots):
         return worker_stacks(attempt, slots, within_s=within_s)
-    backend = "local" if found.log.info is None else found.log.info.cluster.backend
+    backend = "local" if status.log.info is None else status.log.info.cluster.backend
     if backend != "local":
         nodes = ", ".join(name for name, _ in job.placement)
         raise UsageError(
@@ -154,17 +154,17 @@ def job_stacks(
 
 def _by_py_spy(folder: JobDir, plan: Plan) -> list[WorkerStack]:
     py_spy, processes = _find_py_spy(), _worker_processes(folder)
-    found = []
+    stacks = []
     for rank, member in enumerate(plan.members):
         pid = processes.get(rank)
         threads, remark = ((), "it has no process") if pid is None else _dumped(py_spy, pid)
-        found.append(WorkerStack(member.slot, threads, remark))
-    return found
+        stacks.append(WorkerStack(member.slot, threads, remark))
+    return stacks
 
 
 def stacks_document(job_id: str, stacks: Sequence[WorkerStack]) -> str:
     """For programs: docs/running-json.md lists the fields."""
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "schema": SCHEMA,
         "time": iso_time(time.time()),
         "job": job_id,
@@ -181,4 +181,4 @@ def stacks_document(job_id: str, stacks: Sequence[WorkerStack]) -> str:
             for each in stacks
         ],
     }
-    return json.dumps(found, indent=1, ensure_ascii=True) + "\n"
+    return json.dumps(document, indent=1, ensure_ascii=True) + "\n"

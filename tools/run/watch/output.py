@@ -57,14 +57,14 @@ def last_events(state: Path, count: int, *, shown: Shown | None = None) -> Itera
     if not dirs.events.is_file():
         raise no_state_directory(state)
     check_seen(dirs)
-    found: deque[Event] = deque(maxlen=count)
+    newest: deque[Event] = deque(maxlen=count)
     try:
         for events in LogReader(dirs.events).read_all():
-            found.extend(seen_of(events, shown))
+            newest.extend(seen_of(events, shown))
     except BadInputError as error:
         raise repairable(error, state) from error
     yield header("event")
-    yield from (event_lines([event]) for event in found)
+    yield from (event_lines([event]) for event in newest)
 
 
 def job_events(state: Path, job_id: str, *, shown: Shown | None = None) -> Iterator[bytes]:
@@ -79,7 +79,7 @@ def job_events(state: Path, job_id: str, *, shown: Shown | None = None) -> Itera
     if not dirs.events.is_file():
         raise no_state_directory(state)
     check_seen(dirs)
-    about, submitted, found = {job_id}, dict[str, Event](), list[Event]()
+    about, submitted, shown_events = {job_id}, dict[str, Event](), list[Event]()
     try:
         for row in (row for rows in LogReader(dirs.events).read_all() for row in rows):
             event, seen = typed(row), row if shown is None else shown(row)
@@ -89,17 +89,17 @@ def job_events(state: Path, job_id: str, *, shown: Shown | None = None) -> Itera
             other = beside if event.job == job_id else event.job if beside == job_id else None
             if other is not None and other not in about and other in submitted:
                 about.add(other)
-                found.append(submitted[other])
-            if not found and event.job is None:
-                found += [] if seen is None else [seen]  # the run
+                shown_events.append(submitted[other])
+            if not shown_events and event.job is None:
+                shown_events += [] if seen is None else [seen]  # the run
             elif event.job in about and seen is not None:
-                found.append(with_only(seen, ("beside",)) if beside == job_id else seen)
+                shown_events.append(with_only(seen, ("beside",)) if beside == job_id else seen)
     except BadInputError as error:
         raise repairable(error, state) from error
     if job_id not in submitted:
         raise no_such_job(state, [job_id], submitted)
     yield header("event")
-    yield from (event_lines([event]) for event in _thinned(found))
+    yield from (event_lines([event]) for event in _thinned(shown_events))
 
 
 def _thinned(events: Sequence[Event]) -> list[Event]:
@@ -145,13 +145,13 @@ def events_to_come(state: Path, last: int = 0, *, shown: Shown | None = None) ->
         raise no_state_directory(state)
     check_seen(dirs)
     yield header("event")
-    found = _Log(dirs.events)
-    newest = deque(seen_of(found.fresh(state), shown), maxlen=last)
+    log = _Log(dirs.events)
+    newest = deque(seen_of(log.fresh(state), shown), maxlen=last)
     yield event_lines(newest)
     while True:
         yield b""
         time.sleep(_POLL_S)
-        yield event_lines(seen_of(found.fresh(state), shown))
+        yield event_lines(seen_of(log.fresh(state), shown))
 
 
 class _Log:
@@ -165,9 +165,9 @@ class _Log:
     def fresh(self, state: Path) -> list[Event]:
         """:param state: the directory as its user names it, for messages."""
         try:
-            found = self._path.stat()
-            file = found.st_dev, found.st_ino
-            if self._file not in (None, file) or found.st_size < self._reader.place.bytes:
+            status = self._path.stat()
+            file = status.st_dev, status.st_ino
+            if self._file not in (None, file) or status.st_size < self._reader.place.bytes:
                 self._reader = LogReader(self._path)
             self._file = file
             return [event for _, event in self._reader.read()]
@@ -276,8 +276,8 @@ class JobOutput:
 
     def _paths(self, attempt: int) -> list[Path]:
         job = self._dirs.job(self._job_id)
-        found = output_files(job.attempt(attempt))
-        return found if self._rank is None else files_of_rank(Handle.of(job, attempt), found, self._rank)
+        files = output_files(job.attempt(attempt))
+        return files if self._rank is None else files_of_rank(Handle.of(job, attempt), files, self._rank)
 
     def fresh(self) -> Iterator[bytes]:
         """What was printed since the last call, beginning with the rest of the attempt shown last."""
@@ -373,11 +373,11 @@ class OutputFile:
         except FileNotFoundError:
             return
         try:
-            found = os.fstat(descriptor)
-            if self._file not in (None, (found.st_dev, found.st_ino)) or found.st_size < self._at:
+            status = os.fstat(descriptor)
+            if self._file not in (None, (status.st_dev, status.st_ino)) or status.st_size < self._at:
                 self._at = 0
-            self._file = found.st_dev, found.st_ino
-            yield from self._pieces(descriptor, found.st_size)
+            self._file = status.st_dev, status.st_ino
+            yield from self._pieces(descriptor, status.st_size)
         finally:
             os.close(descriptor)
 

@@ -142,7 +142,7 @@ def _usual_columns(jobs: Iterable[JobStatus]) -> list[str]:
     for job in jobs:
         users.add(job.log.job.user)
         teams.add(job.team)
-    left_out = {name for name, found in (("user", users), ("team", teams)) if len(found) < 2}
+    left_out = {name for name, values in (("user", users), ("team", teams)) if len(values) < 2}
     return [name for name in _USUAL if name not in left_out]
 
 
@@ -265,8 +265,8 @@ def status_text(
 
 
 def line(log: RunLog) -> str:
-    found = Counter(map(standing, log.active.values())) + Counter(log.ends)
-    return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "no job yet"
+    counts = Counter(map(standing, log.active.values())) + Counter(log.ends)
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "no job yet"
 
 
 def summary(log: RunLog, width: int | None = None) -> str:

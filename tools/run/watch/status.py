@@ -359,13 +359,13 @@ def outlook(
 
 
 def measured_ends(log: RunLog, now_s: float) -> dict[str, StartPrediction]:
-    found = {}
+    ends = {}
     for job_id, speed in measured_speeds(log).items():
         job = refined(log.jobs[job_id], log.newest.get(job_id))
         if job.total_samples is not None:
             left_s = max(0.0, job.total_samples - job.samples_done) / speed
-            found[job_id] = StartPrediction(end_s=now_s + left_s, source="measured")
-    return found
+            ends[job_id] = StartPrediction(end_s=now_s + left_s, source="measured")
+    return ends
 
 
 def _asked(
@@ -456,8 +456,8 @@ def decide_between_runs(
     :raises LockedError: a run still holds it.
     :raises UsageError: ``cluster`` or ``profile`` differs from what the run began with.
     """
-    clock, found = Clock(), read_status(Path(state), wait_s=wait_s)
-    at, log, begun = found.dirs, found.log, found.log.info is not None
+    clock, status = Clock(), read_status(Path(state), wait_s=wait_s)
+    at, log, begun = status.dirs, status.log, status.log.info is not None
     if not begun and cluster is None:  # one that is there was left by a call that died before the first event
         cluster = usual_cluster
     if not begun and not log.jobs and cluster is None:
@@ -466,9 +466,9 @@ def decide_between_runs(
                 str(at.events), "has no events, expected a run: nothing was started here yet"
             )
         raise UsageError(f"{state} holds no run: name its --cluster to begin one")
-    clock.not_before(log.last_s, found.quiet_s)
+    clock.not_before(log.last_s, status.quiet_s)
     at_s = clock() if now_s is None else now_s
-    asked = requested(found.requests, log, at_s, rigid=_is_rigid(question, found.requests))
+    asked = requested(status.requests, log, at_s, rigid=_is_rigid(question, status.requests))
     newest = reported(at, log, at_s) if now_s is None else []
 
     rows, kept = (
@@ -476,7 +476,7 @@ def decide_between_runs(
         kept_cluster(at.cluster, cluster, begun=begun),
     )
     return decide_from_history(
-        history(found.view, at_s, [*newest, *asked], found.schedule, str(at.events)),
+        history(status.view, at_s, [*newest, *asked], status.schedule, str(at.events)),
         question,
         now_s=at_s,
         cluster=None if kept is None else kept.with_preemptible(preemptible),
@@ -615,7 +615,7 @@ class LiveState:
 
 
 def _at(fold: SessionFold, time_s: float) -> Session:
-    found = copy_of(fold.finish())
-    found.restore_state(None)
-    found.cluster.at(time_s)
-    return found
+    session = copy_of(fold.finish())
+    session.restore_state(None)
+    session.cluster.at(time_s)
+    return session

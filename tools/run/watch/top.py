@@ -81,10 +81,12 @@ class UseMeter:
 
         :raises BadInputError: the log is damaged.
         """
-        found = self._watcher.look()
-        log = found.log
+        status = self._watcher.look()
+        log = status.log
         total = 0 if log.info is None else log.info.cluster.total_gpus
-        holding = {job_id: job for job_id, job in log.active.items() if job.gpus and job_id not in found.over}
+        holding = {
+            job_id: job for job_id, job in log.active.items() if job.gpus and job_id not in status.over
+        }
         self._files = {job_id: self._file(job_id) for job_id in holding}
         return log, [self._use(job, total) for job in holding.values()]
 
@@ -98,12 +100,12 @@ class UseMeter:
         file = self._files[job.job.id]
         with files_of(self._watcher.dirs.job(job.job.id)):
             file.fresh()
-        found = file.newest
+        newest = file.newest
         share = job.counted_gpus / total if total else 0.0
         busy, memory = measured(self._watcher.dirs, job)
-        if found is None or found.attempt < max(job.seen, default=0):
+        if newest is None or newest.attempt < max(job.seen, default=0):
             return Use(job, share, None, None, busy, memory)
-        return Use(job, share, found, file.written_s, busy, memory)
+        return Use(job, share, newest, file.written_s, busy, memory)
 
 
 def measured(dirs: StateDir, job: JobLog) -> tuple[float | None, int | None]:
@@ -149,13 +151,13 @@ def summary_line(log: RunLog, uses: Sequence[Use]) -> str:
 
 def top_document(log: RunLog, uses: Sequence[Use]) -> str:
     """For programs: docs/running-json.md lists the fields."""
-    found = {
+    document = {
         "schema": SCHEMA,
         "time": iso_time(time.time()),
         "gpus": 0 if log.info is None else log.info.cluster.total_gpus,
         "jobs": [_fields(use) for use in uses],
     }
-    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _row(use: Use, now_s: float) -> tuple[str, ...]:

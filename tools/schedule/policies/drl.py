@@ -174,8 +174,8 @@ class Situation:
         """All that is allowed now; doing nothing comes first, unless it leaves the cluster idle."""
         guessed = any(job.is_speed_guessed for job in self._waiting)  # then the first to come is the next
         most = 1 if guessed else WAITING_SEEN
-        seen = islice((found for job in self._waiting if (found := self._starts(job))), most)
-        starts = [action for found in seen for action in found] if any(self._free.values()) else []
+        seen = islice((sizes for job in self._waiting if (sizes := self._starts(job))), most)
+        starts = [action for sizes in seen for action in sizes] if any(self._free.values()) else []
         changes = [Action(job, gpus, job.gpu_type) for job in self._settled for gpus in self._changes(job)]
         idle = bool(starts) and not self._running
         return [*([] if idle else [NOTHING]), *starts, *changes]

@@ -507,9 +507,9 @@ def _start(share: _Share, budget: GpuBudget) -> None:
 def _grow(shares: Sequence[_Share], budget: GpuBudget) -> None:
     """Give what is left, size by size, where it saves most."""
     gains = [
-        (-found[1], turn, found[0])
+        (-step[1], turn, step[0])
         for turn, share in enumerate(shares)
-        if share.gpus and (found := share.next_size()) is not None
+        if share.gpus and (step := share.next_size()) is not None
     ]
     heapify(gains)
     while gains:
@@ -521,11 +521,11 @@ def _grow(shares: Sequence[_Share], budget: GpuBudget) -> None:
             continue
         budget.left[share.kind] -= more
         share.gpus = size
-        found = share.next_size()
-        if found is None:
+        step = share.next_size()
+        if step is None:
             heappop(gains)
         else:
-            heapreplace(gains, (-found[1], turn, found[0]))
+            heapreplace(gains, (-step[1], turn, step[0]))
 
 
 # Buddy placement: blocks of the jobs' sizes.

@@ -538,16 +538,16 @@ class Slurm(Policy):
             job, gpus = record.job, record.job.requested
             slots = self._slots(record.limit_s)
             # no job that waits is delayed: this one ends before what is booked, and not at that moment
-            found = [
+            starts = [
                 (start, -rate, kind)
                 for kind, free in ahead.items()
                 if job.fits_now(gpus, kind)
                 and (rate := snapshot.speeds.rate(job, gpus, kind)) > 0
                 and (start := free.earliest(gpus, slots + 1, last)) is not None
             ]
-            if not found:
+            if not starts:
                 continue
-            start, _, kind = min(found)
+            start, _, kind = min(starts)
             ahead[kind].book(gpus, start, slots)
             if not start:
                 turn.grants[job.id] = Grant(gpus, kind)

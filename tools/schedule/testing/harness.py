@@ -80,13 +80,13 @@ def _one_of_some(index: int) -> Job:
 
 def with_replicas(jobs: Iterable[Job]) -> list[Job]:
     """The same jobs, small ones, with replicas of one to three GPUs."""
-    found = []
+    jobs_with_replicas = []
     for index, each in enumerate(jobs):
         gpus, asked = 1 + index % 3, 1 + each.gpus.requested % 2
         limits: dict[str, Any] = {} if each.elastic == "none" else {"min": gpus, "max": 3 * gpus}
         sizes = Gpus(requested=asked * gpus, per_replica=gpus, **limits)
-        found.append(each.model_copy(update={"gpus": sizes}))
-    return found
+        jobs_with_replicas.append(each.model_copy(update={"gpus": sizes}))
+    return jobs_with_replicas
 
 
 def constrained(jobs: Iterable[Job]) -> list[Job]:
@@ -166,12 +166,12 @@ class CheckedSession:
 
     def _gpus_of_teams(self) -> Counter[tuple[str, str]]:
         """GPUs by team and type ("*": of any) that jobs hold, those that finish on drained nodes included."""
-        found, shares = Counter[tuple[str, str]](), self.session.cluster.spec.shares
+        gpus_held, shares = Counter[tuple[str, str]](), self.session.cluster.spec.shares
         for state in self.jobs.values() if shares is not None else ():
             if shares is not None and state.gpus and state.counts_gpus:
                 for kind in (ANY_TYPE, state.gpu_type or ""):
-                    found[shares.team_of(state.spec), kind] += state.gpus
-        return found
+                    gpus_held[shares.team_of(state.spec), kind] += state.gpus
+        return gpus_held
 
     def _check_teams(self, before: Counter[tuple[str, str]]) -> None:
         """No team exceeds its maximum; one that may not borrow gets no more than its own."""

@@ -142,10 +142,10 @@ def _joined(tasks: Iterable[tuple[list[str], list[str], Numbers, Numbers, Number
     gpu_types: list[str] = []
     places, numbers = array("q"), (array("d"), array("d"), array("d"))
     for jobs, types, *columns in tasks:
-        found = [rows.setdefault(job, len(rows)) for job in jobs]
-        firsts = dict(zip(reversed(found), reversed(types), strict=True))
+        row_of_task = [rows.setdefault(job, len(rows)) for job in jobs]
+        firsts = dict(zip(reversed(row_of_task), reversed(types), strict=True))
         gpu_types += [firsts[place] for place in range(len(gpu_types), len(rows))]
-        places.extend(found)
+        places.extend(row_of_task)
         for known, column in zip(numbers, columns, strict=True):
             known.frombytes(column.tobytes())
     at = np.array(places, dtype=np.int64)

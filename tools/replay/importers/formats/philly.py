@@ -64,18 +64,18 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBloc
 
 def _batches(rows: Iterator[InputRow]) -> Iterator[list[InputRow]]:
     """The rows, those before a place that is not readable included."""
-    found: list[InputRow] = []
+    batch: list[InputRow] = []
     try:
         for row in rows:
-            found.append(row)
-            if len(found) == _ROWS:
-                yield found
-                found = []
+            batch.append(row)
+            if len(batch) == _ROWS:
+                yield batch
+                batch = []
     except BadInputError:
-        yield found
+        yield batch
         raise
-    if found:
-        yield found
+    if batch:
+        yield batch
 
 
 class PhillyJob(NamedTuple):
@@ -94,7 +94,7 @@ class PhillyJob(NamedTuple):
 
 def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     """As :func:`_job`, which makes single ones. Returns None if a row is malformed."""
-    found: list[PhillyJob] = []
+    jobs: list[PhillyJob] = []
     lines: list[int] = []
     wholes: list[str] = []
     assumed: list[tuple[int, str, int, str]] = []
@@ -102,18 +102,16 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     try:
         for row in rows:
             try:
-                found.append(
-                    _read_job(row, conversion.zone, lambda *what: assumed.append((len(found), *what)))
-                )
+                jobs.append(_read_job(row, conversion.zone, lambda *what: assumed.append((len(jobs), *what))))
                 lines.append(row.line or 0)
                 wholes.append(row.whole)
             except DroppedRowError as reason:
                 dropped[str(reason)] += 1
-        ids = text_array([job.job_id for job in found])
+        ids = text_array([job.job_id for job in jobs])
         keys = hashes(text_array(wholes))
-        runs = WordColumn.of([label_of(job.runs, job.submit_time_s, job.gpus) for job in found])
+        runs = WordColumn.of([label_of(job.runs, job.submit_time_s, job.gpus) for job in jobs])
         user, status, vc, attempts = (
-            WordColumn.of([getattr(job, name) for job in found])
+            WordColumn.of([getattr(job, name) for job in jobs])
             for name in ("user", "status", "vc", "attempts")
         )
         text_array([*user.texts, *status.texts, *vc.texts])
@@ -122,7 +120,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     except (MalformedRowError, UnicodeEncodeError):
         return None
     submit_time_s, gpus, gpu_seconds = (
-        np.array([float(getattr(job, name)) for job in found])
+        np.array([float(getattr(job, name)) for job in jobs])
         for name in ("submit_time_s", "gpus", "gpu_seconds")
     )
     if not are_within(submit_time_s, gpus, gpu_seconds).all():
@@ -131,7 +129,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     for place, sentence, count, where in assumed:
         block.assume_row(place, sentence, count, where)
     block.dropped = list(dropped.items())
-    conversion.count_rows(len(rows) - len(found))
+    conversion.count_rows(len(rows) - len(jobs))
     made = executed_jobs(
         block,
         block.new_ids(ids, keys),
@@ -148,15 +146,15 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:
-    found = _read_job(row, conversion.zone, conversion.summary.assume_here)
+    job = _read_job(row, conversion.zone, conversion.summary.assume_here)
     return executed_job(
-        conversion.new_id(found.job_id, row.place, row.whole),
-        found.submit_time_s,
-        found.gpus,
-        found.gpu_seconds,
-        user=found.user,
-        labels={"trace": "philly", "status": found.status, "vc": found.vc, "attempts": found.attempts},
-        runs=found.runs,
+        conversion.new_id(job.job_id, row.place, row.whole),
+        job.submit_time_s,
+        job.gpus,
+        job.gpu_seconds,
+        user=job.user,
+        labels={"trace": "philly", "status": job.status, "vc": job.vc, "attempts": job.attempts},
+        runs=job.runs,
     )
 
 
@@ -204,8 +202,8 @@ def _executed(
         raise MalformedRowError("attempts", "is not a list")
     stated = [_attempt(attempt, index, zone) for index, attempt in enumerate(attempts)]
     times = in_order([submit_time_s, *(time_s for _, *times in stated for time_s in times)], zone)[1:]
-    found = [(gpus, times[2 * at], times[2 * at + 1]) for at, (gpus, *_) in enumerate(stated)]
-    started = [attempt for attempt in found if attempt[1] is not None]
+    executed = [(gpus, times[2 * at], times[2 * at + 1]) for at, (gpus, *_) in enumerate(stated)]
+    started = [attempt for attempt in executed if attempt[1] is not None]
     if not started:
         raise DroppedRowError(Reason.NEVER_STARTED)
     sizes = {gpus for gpus, _, _ in started if gpus}

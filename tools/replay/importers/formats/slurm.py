@@ -301,8 +301,8 @@ def _keys(block: RowBlock) -> NDArray[np.uint64]:
 
 def _repeated(keys: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     ordered = np.sort(np.concatenate([np.zeros(0, dtype=np.uint64), *keys]))
-    found: NDArray[np.uint64] = ordered[1:][ordered[1:] == ordered[:-1]]
-    return found
+    repeated: NDArray[np.uint64] = ordered[1:][ordered[1:] == ordered[:-1]]
+    return repeated
 
 
 def _base(row: InputRow) -> tuple[str, str]:
@@ -369,13 +369,13 @@ def _gpu_columns(block: RowBlock) -> tuple[Numbers, WordColumn]:
         counted = [
             _counted((_TRES if name.endswith("TRES") else _GRES).findall(text)) for text in words.texts
         ]
-        found = np.array([float(count) for count, _ in counted])[words.places]
+        allocated = np.array([float(count) for count, _ in counted])[words.places]
         if not name.endswith("TRES"):
             nodes = block.optional_text("NNodes")
             numbers = [float(int(parse_number(text or "1", "NNodes"))) for text in nodes.texts]
-            found = found * np.array(numbers)[nodes.places]
-        rows = (gpus == 0) & (found > 0)
-        gpus[rows] = found[rows]
+            allocated = allocated * np.array(numbers)[nodes.places]
+        rows = (gpus == 0) & (allocated > 0)
+        gpus[rows] = allocated[rows]
         types[rows] = np.array([kinds for _, kinds in counted], dtype=object)[words.places[rows]]
     return gpus, WordColumn.of(types.tolist()).map(_said)
 
@@ -496,15 +496,15 @@ def _spent(row: InputRow, submit_s: float, start_s: float, zone: tzinfo) -> tupl
 def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
     """The jobs of all rows of one cluster and id."""
     conversion.count_rows(len(rows))
-    found = []
+    rows_read = []
     for row in rows:
         try:
-            found.append(_read_row(row, conversion.zone))
+            rows_read.append(_read_row(row, conversion.zone))
         except MalformedRowError as error:
             conversion.refuse([Problem(row.source, row.line, f"/{error.field}", error.message)])
         except OverflowError:
             conversion.refuse([Problem(row.source, row.line, "", OUT_OF_BOUNDS)])
-    for job in _submissions(_once(found, conversion), conversion.zone):
+    for job in _submissions(_once(rows_read, conversion), conversion.zone):
         last = job[-1].row
         try:
             made = _job(job, conversion)
@@ -647,11 +647,11 @@ def _node_list(text: str) -> str:
 def _gpus(row: InputRow) -> tuple[int, str]:
     """GPUs of the whole job and their type, of the first column that names some."""
     for name in SIZES:
-        found = row.optional_text(name)
+        text = row.optional_text(name)
         if name.endswith("TRES"):
-            gpus, gpu_type = _counted(_TRES.findall(found))
+            gpus, gpu_type = _counted(_TRES.findall(text))
         else:
-            gpus, gpu_type = _counted(_GRES.findall(found))
+            gpus, gpu_type = _counted(_GRES.findall(text))
             gpus *= int(parse_number(row.optional_text("NNodes") or "1", "NNodes"))
         if gpus:
             return gpus, gpu_type

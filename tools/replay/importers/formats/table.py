@@ -139,12 +139,12 @@ class Table:
         return block.optional_number(name) * _SECONDS[self.unit]
 
     def _priority(self, row: InputRow) -> float:
-        found = row.optional_text("priority")
-        if found in self.priorities:
-            return self.priorities[found]
-        if found and self.priorities:
-            raise MalformedRowError("priority", f"{found!r}, expected one of {', '.join(self.priorities)}")
-        return parse_number(found, "priority") if found else 0.0
+        text = row.optional_text("priority")
+        if text in self.priorities:
+            return self.priorities[text]
+        if text and self.priorities:
+            raise MalformedRowError("priority", f"{text!r}, expected one of {', '.join(self.priorities)}")
+        return parse_number(text, "priority") if text else 0.0
 
 
 def _not_before(times_s: Numbers, earlier_s: Numbers, zone: tzinfo) -> Numbers:
@@ -152,9 +152,9 @@ def _not_before(times_s: Numbers, earlier_s: Numbers, zone: tzinfo) -> Numbers:
     rows = np.flatnonzero(times_s < earlier_s)
     if isinstance(zone, timezone) or not len(rows):
         return times_s
-    found = times_s.copy()
-    found[rows] = [later_reading(time_s, zone) for time_s in times_s[rows].tolist()]
-    return found
+    shifted_s = times_s.copy()
+    shifted_s[rows] = [later_reading(time_s, zone) for time_s in times_s[rows].tolist()]
+    return shifted_s
 
 
 def _unmapped(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
@@ -229,17 +229,17 @@ def _settings(mapping: str, stated: Mapping[str, Any]) -> dict[str, Any]:
     for name in stated:
         if name not in known:
             raise UsageError(f"--map {mapping}: {name} is none of {', '.join(known)}{_hint(name, known)}")
-    found = dict(stated)
-    if found.get("unit", "s") not in _SECONDS:
-        raise UsageError(f"--map {mapping}: unit {found['unit']!r}, expected one of {', '.join(_SECONDS)}")
-    if "zone" in found:
-        found["zone"] = _zone(mapping, str(found["zone"]))
-    if len(str(found.get("delimiter", ","))) != 1:
-        raise UsageError(f"--map {mapping}: delimiter {found['delimiter']!r}, expected one character")
-    words = found.get("priorities", {})
+    settings = dict(stated)
+    if settings.get("unit", "s") not in _SECONDS:
+        raise UsageError(f"--map {mapping}: unit {settings['unit']!r}, expected one of {', '.join(_SECONDS)}")
+    if "zone" in settings:
+        settings["zone"] = _zone(mapping, str(settings["zone"]))
+    if len(str(settings.get("delimiter", ","))) != 1:
+        raise UsageError(f"--map {mapping}: delimiter {settings['delimiter']!r}, expected one character")
+    words = settings.get("priorities", {})
     if not isinstance(words, dict) or not all(isinstance(value, int | float) for value in words.values()):
         raise UsageError(f"--map {mapping}: priorities, expected numbers by word")
-    return found
+    return settings
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

@@ -163,14 +163,14 @@ class SlurmBackend:
 
     def _check(self, view: ControllerView) -> None:
         for name, node in self._nodes.items():
-            found = view.nodes.get(name)
-            if found is None:
+            shown = view.nodes.get(name)
+            if shown is None:
                 raise bad_cluster(f"Slurm knows no node {name}")
             if node.devices:
                 raise bad_cluster(
                     f"node {name} names its devices: on Slurm a slot is a place in what Slurm gives"
                 )
-            has = found.gpu_count(self._cluster.slurm.gres)
+            has = shown.gpu_count(self._cluster.slurm.gres)
             if self._cluster.slots == "gpu" and node.gpus > has:
                 raise bad_cluster(f"{counted(node.gpus, 'GPU')} on node {name}, Slurm says {has}")
 
@@ -310,10 +310,10 @@ class SlurmBackend:
         return StepPlace(lease_id, gres, "slurm", max(1, cpus * len(slots) // size))
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        found = newest_attempts(self._dirs.jobs, over)
-        self._unseen.update(found)
-        self._is_used = self._is_used or bool(found)
-        return found
+        handles = newest_attempts(self._dirs.jobs, over)
+        self._unseen.update(handles)
+        self._is_used = self._is_used or bool(handles)
+        return handles
 
     @property
     def held_nodes(self) -> int:
@@ -435,8 +435,8 @@ class Leases:
             asked.since_s = now_s if running or not renew else asked.since_s
             if renew:
                 self._drop_second(running or jobs, jobs)
-            found = view.nodes.get(node)
-            wanted = renew and not jobs and found is not None and found.serves is not False
+            seen = view.nodes.get(node)
+            wanted = renew and not jobs and seen is not None and seen.serves is not False
             due = asked.submission is None and now_s >= asked.next_s and view.asked_s >= asked.seen_from_s
             if wanted and due:
                 argv = command_lines.sbatch_lease(asked.lease, self._options, self._state)
@@ -465,11 +465,11 @@ class Leases:
             Later(command_lines.scancel_jobs([asked.id]))
 
     def _by_name(self, view: ControllerView) -> Mapping[str, list[SlurmJob]]:
-        found: dict[str, list[SlurmJob]] = {}
+        by_name: dict[str, list[SlurmJob]] = {}
         for job in sorted(view.jobs, key=_age):
             if job.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
-                found.setdefault(job.name, []).append(job)
-        return found
+                by_name.setdefault(job.name, []).append(job)
+        return by_name
 
     def _drop_second(self, kept: list[SlurmJob], jobs: list[SlurmJob]) -> None:
         """End further leases of a node, which a late controller may cause: all steps are in the first."""

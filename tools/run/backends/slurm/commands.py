@@ -330,14 +330,14 @@ def script_file(attempt: AttemptDir) -> Path:
 def _tasks(request: JobRequest, options: SlurmOptions) -> tuple[str, ...]:
     """Options for both sbatch and srun, as not every release passes all of them on."""
     kind = options.gres.partition(":")[2]
-    found = [f"--ntasks={request.tasks}"]
+    options_of_tasks = [f"--ntasks={request.tasks}"]
     if request.nodes is not None and request.nodes == request.tasks:
-        found.append("--ntasks-per-node=1")
+        options_of_tasks.append("--ntasks-per-node=1")
     if request.gpus:
-        found.append(f"--gpus-per-task={f'{kind}:' if kind else ''}{request.gpus}")
+        options_of_tasks.append(f"--gpus-per-task={f'{kind}:' if kind else ''}{request.gpus}")
     if request.cpus is not None:
-        found.append(f"--cpus-per-task={request.cpus}")
-    return tuple(found)
+        options_of_tasks.append(f"--cpus-per-task={request.cpus}")
+    return tuple(options_of_tasks)
 
 
 def of_slurm(env: Mapping[str, str], *names: str) -> dict[str, str]:
@@ -472,9 +472,9 @@ class Controller:
             return {}
         if self.view is not None and asked_s - self._nodes_s < NODES_S:
             return self.view.nodes
-        wanted, found = set(self._nodes), parsing.nodes(ask(show_nodes()))
+        wanted, listed = set(self._nodes), parsing.nodes(ask(show_nodes()))
         self._nodes_s = asked_s
-        return {node.name: node for node in found if node.name in wanted}
+        return {node.name: node for node in listed if node.name in wanted}
 
     def _warn(self) -> None:
         if self.failure and not self._warned:

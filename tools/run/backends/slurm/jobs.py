@@ -178,13 +178,13 @@ class SlurmJobsBackend:
     def _statuses(self, handle: Handle, now_s: float) -> tuple[UnitStatus, ...]:
         attempt = self._attempt(handle)
         with files_of(handle.files):
-            found = attempt.statuses(self._listed(attempt), now_s)
+            statuses = attempt.statuses(self._listed(attempt), now_s)
         self._keep_id(handle, attempt)
-        if all(status.state != "running" for status in found):
+        if all(status.state != "running" for status in statuses):
             if attempt.units and (why := attempt.end_in_words()):
                 _log.warning("job %s: Slurm has ended it: %s", handle.job, why)
             self._forget(handle)
-        return found
+        return statuses
 
     def _forget(self, handle: Handle) -> None:
         """All units have ended. As another account may only say so, a job that is listed on is cancelled."""
@@ -202,12 +202,12 @@ class SlurmJobsBackend:
         attempt.kept_id = attempt.job_id
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        found = newest_attempts(self._dirs.jobs, over)
-        self._names.update(map(self._name_of, found))
+        handles = newest_attempts(self._dirs.jobs, over)
+        self._names.update(map(self._name_of, handles))
         self._controller.of_all |= self._dirs.is_shared
         if self._dirs.is_shared:
-            self._cancel_left_over(newest_attempts(self._dirs.jobs), set(found))
-        return found
+            self._cancel_left_over(newest_attempts(self._dirs.jobs), set(handles))
+        return handles
 
     def _cancel_left_over(self, newest: Iterable[Handle], active: Container[Handle]) -> None:
         """Cancel the jobs of attempts that are over, if they are still listed, under whatever name."""
@@ -323,8 +323,8 @@ class Attempt:
     def job_id(self) -> str:
         """As Slurm gave it, or as it was first listed; empty while it is not known."""
         if not self._job_id and self.submission is not None and self.submission.done:
-            found = self.submission.text.partition(";")[0].strip()
-            self._job_id = found if found.isdecimal() else ""
+            text = self.submission.text.partition(";")[0].strip()
+            self._job_id = text if text.isdecimal() else ""
         return self._job_id
 
     def is_it(self, job: SlurmJob) -> bool:

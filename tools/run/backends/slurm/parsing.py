@@ -125,15 +125,15 @@ def jobs(text: str, mark: str = "") -> list[SlurmJob]:
 
     :param mark: with which each job begins. A name may have lines that look like jobs of other accounts.
     """
-    found = []
+    read = []
     for line in text.splitlines():
         if not line.startswith(mark):
             continue
         fields = [field.strip() for field in line.removeprefix(mark).split("|", 5)]
         if len(fields) == 6 and fields[4].isdecimal():
             job_id, state, nodes, reason, uid, name = fields
-            found.append(SlurmJob(job_id, state, nodes, reason, int(uid), name))
-    return found
+            read.append(SlurmJob(job_id, state, nodes, reason, int(uid), name))
+    return read
 
 
 def steps(text: str) -> list[SlurmStep]:
@@ -144,12 +144,12 @@ def steps(text: str) -> list[SlurmStep]:
 
 def nodes(text: str) -> list[SlurmNode]:
     """What ``scontrol --oneliner show node`` printed, except for lines that are not about nodes."""
-    found = []
+    read = []
     for line in text.splitlines():
         fields = _fields(line)
         if "NodeName" in fields:
-            found.append(_node(fields))
-    return found
+            read.append(_node(fields))
+    return read
 
 
 def partitions(text: str) -> list[SlurmPartition]:
@@ -173,7 +173,7 @@ def topology(text: str) -> dict[str, dict[str, str]]:
     Levels are ``switch0``, ``switch1``, … of a tree, or ``block`` and, of N nodes each, ``blocksN``. Without
     those in which nodes are in several domains: no such network is a tree.
     """
-    found: dict[tuple[int, str], dict[str, str]] = {}
+    domains: dict[tuple[int, str], dict[str, str]] = {}
     overlapping: set[str] = set()
     for line in text.splitlines():
         fields = _fields(line)
@@ -187,11 +187,11 @@ def topology(text: str) -> dict[str, dict[str, str]]:
             level = f"blocks{rank}"
         else:
             continue
-        domain_of = found.setdefault((rank, level), {})
+        domain_of = domains.setdefault((rank, level), {})
         for node in host_names(fields.get("Nodes", "")):
             if domain_of.setdefault(node, name) != name:
                 overlapping.add(level)
-    return {level: found[rank, level] for rank, level in sorted(found) if level not in overlapping}
+    return {level: domains[rank, level] for rank, level in sorted(domains) if level not in overlapping}
 
 
 def host_names(text: str) -> list[str]:
@@ -207,12 +207,12 @@ def _numbers(piece: str) -> list[str]:
     """What may stand at a place of a name: the numbers in brackets, or the text itself."""
     if not piece.startswith("["):
         return [piece]
-    found: list[str] = []
+    numbers: list[str] = []
     for part in piece[1:-1].split(","):
         low, _, high = part.partition("-")
         last = min(_number(high or low), _number(low) + _MOST_HOSTS)
-        found += [str(number).zfill(len(low)) for number in range(_number(low), last + 1)]
-    return found
+        numbers += [str(number).zfill(len(low)) for number in range(_number(low), last + 1)]
+    return numbers
 
 
 def job_state(text: str) -> str:
@@ -227,14 +227,14 @@ def accounts(text: str) -> list[str]:
 
 def settings(text: str) -> dict[str, str]:
     """What ``scontrol show config`` printed, by name."""
-    found = (_SETTING.match(line) for line in text.splitlines())
-    return {one[1]: one[2].strip() for one in found if one is not None}
+    matches = (_SETTING.match(line) for line in text.splitlines())
+    return {one[1]: one[2].strip() for one in matches if one is not None}
 
 
 def version(text: str) -> tuple[int, int] | None:
     """Year and month of the release, in what a command printed for ``--version``."""
-    found = _VERSION.search(text)
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = _VERSION.search(text)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def state_words(text: str) -> frozenset[str]:
@@ -249,15 +249,15 @@ def state_words(text: str) -> frozenset[str]:
 
 def gpus(text: str) -> tuple[tuple[str, int], ...]:
     """(type, count) of each kind of GPU in a list of resources: ``gpu:a100:4(S:0-1),shard:8``."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in re.split(r",(?![^(]*\))", text):
         one = _GPUS.match(part.strip())
         if one is not None:
             kind, count = one["type"] or "", one["count"]
             if count is None and kind.isdecimal():  # "gpu:4": what follows the name is the count
                 kind, count = "", kind
-            found[kind] = found.get(kind, 0) + int(count or 1)
-    return tuple(found.items())
+            counts[kind] = counts.get(kind, 0) + int(count or 1)
+    return tuple(counts.items())
 
 
 def _fields(line: str) -> dict[str, str]:
@@ -265,12 +265,12 @@ def _fields(line: str) -> dict[str, str]:
 
     The first of each name counts: a reason, which people have written, comes after what Slurm says.
     """
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     places = list(_PAIR.finditer(line))
     ends = [*(place.start() for place in places[1:]), len(line)]
     for place, end in zip(places, ends, strict=False):
-        found.setdefault(place[1], line[place.end() : end].strip())
-    return found
+        fields.setdefault(place[1], line[place.end() : end].strip())
+    return fields
 
 
 def _node(fields: dict[str, str]) -> SlurmNode:

@@ -58,12 +58,12 @@ def main(arguments: list[str]) -> int:
     if ordered := orders.next():  # checked after the unit was taken over: see SlurmUnit
         return int(supervisor.write_code(code_file, -ordered))
     try:
-        found = environment(os.environ, gpus)
+        added = environment(os.environ, gpus)
     except NoGpuError as error:
         print(f"pliant: {error}", file=sys.stderr)
         return int(supervisor.write_code(code_file, 1))
     os.environ.clear()
-    os.environ.update(found)
+    os.environ.update(added)
     return int(supervisor.supervise(code_file, folder, argv, order=orders.next))
 
 
@@ -109,8 +109,8 @@ def _told(path: str) -> Any:
     :raises OSError: it cannot be read, or is not.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
-        found = os.fstat(file.fileno())
-        if found.st_uid != 0 or stat.S_IMODE(found.st_mode) & 0o077:
+        status = os.fstat(file.fileno())
+        if status.st_uid != 0 or stat.S_IMODE(status.st_mode) & 0o077:
             raise PermissionError(errno.EPERM, "is not root's alone")
         return json.load(file)
 
@@ -120,8 +120,8 @@ def _say_to(path: str) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     try:
         log = os.open(path, flags, 0o600)
-        found = os.fstat(log)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(log)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             os.close(log)
             raise PermissionError
     except OSError:

@@ -92,10 +92,10 @@ def files_in(folder: Path) -> AbstractContextManager[None]:
     if os.geteuid() != 0:
         return nullcontext()
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return _Taken(NOBODY)
-    return nullcontext() if found.st_uid == 0 else _Taken(Rights(found.st_uid, found.st_gid))
+    return nullcontext() if status.st_uid == 0 else _Taken(Rights(status.st_uid, status.st_gid))
 
 
 def is_other() -> bool:
@@ -123,10 +123,10 @@ def owner_of(folder: Path) -> Rights:
     """Whose a job's folder is, also for the folder of one of its attempts."""
     job = folder if folder.parent.name == "jobs" else folder.parent.parent
     try:
-        found = os.lstat(job)
+        status = os.lstat(job)
     except OSError:  # there is nothing to read
         return NOBODY
-    return Rights(found.st_uid, found.st_gid)
+    return Rights(status.st_uid, status.st_gid)
 
 
 class _Taken(AbstractContextManager[None]):
@@ -177,8 +177,8 @@ def opened(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int
     if rights is None:
         return os.open(path, flags | os.O_CLOEXEC, mode)
     descriptor = os.open(path, flags | _WARILY | os.O_CLOEXEC, mode)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_uid == rights.uid:
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == rights.uid:
         return descriptor
     os.close(descriptor)
     raise PermissionError(errno.EPERM, "is not a plain file of its owner", str(path))
@@ -242,8 +242,8 @@ def make_job_folder(path: Path, owner: Rights) -> None:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner.uid:
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != owner.uid:
             raise UsageError(f"{path}: is not a folder of user {owner.uid}") from None
         return
     except OSError as error:

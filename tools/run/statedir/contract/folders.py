@@ -184,8 +184,8 @@ class AttemptDir(SplitFolder):
         starts = islice(
             (path for above in _some_in(self.logs / str(unit)) for path in _some_in(above)), MOST_NAMES
         )
-        found = (path for start in starts if start.name.startswith("attempt_") for path in _some_in(start))
-        logs = (path / "stderr.log" for path in islice(found, MOST_NAMES))
+        attempts = (path for start in starts if start.name.startswith("attempt_") for path in _some_in(start))
+        logs = (path / "stderr.log" for path in islice(attempts, MOST_NAMES))
         return sorted(log for log in logs if os.path.lexists(log))
 
     def launcher_logs(self) -> list[Path]:
@@ -238,8 +238,8 @@ class JobDir(SplitFolder):
     def newest_attempt(self) -> int:
         """The last attempt that has a folder, 0 if there is none."""
         folder = (self.kept or self.path) / "attempts"
-        found = folder.iterdir() if folder.is_dir() else ()
-        return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+        paths = folder.iterdir() if folder.is_dir() else ()
+        return max((int(path.name) for path in paths if path.name.isdecimal()), default=0)
 
 
 def job_folder(jobs: Path, job_id: str) -> JobDir:
@@ -356,11 +356,11 @@ def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
     if problem is not None:
         raise BadInputError.one(source, problem)
     try:
-        found, dropped = validate_value(value, record.model_validate_json, drop_unknown=newer)
+        parsed, dropped = validate_value(value, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:
         raise DamagedError(problems_of(error, source)) from None
     warn_dropped(source, dropped)
-    return found
+    return parsed
 
 
 def is_private(address: str) -> bool:
@@ -371,10 +371,10 @@ def is_private(address: str) -> bool:
 
     :raises ValueError: it is not an IP address.
     """
-    found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return found.is_private and not (found.is_unspecified or found.is_multicast or found.is_global)
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return ip.is_private and not (ip.is_unspecified or ip.is_multicast or ip.is_global)
 
 
 def refuse_public(address: str) -> None:
@@ -427,7 +427,7 @@ class FolderCache:
 
     def _marked(self) -> tuple[int, int] | None:
         try:
-            found = os.stat(self._folder)
+            status = os.stat(self._folder)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino
+        return status.st_mtime_ns, status.st_ino

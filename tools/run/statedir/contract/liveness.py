@@ -112,10 +112,10 @@ class LivenessProbe:
                     return "alive"
             self._close()
             self._close = None
-        found = life(self._path)
-        if found == "alive" and _has_room(LivenessProbe._kept):
+        state = life(self._path)
+        if state == "alive" and _has_room(LivenessProbe._kept):
             self._keep()
-        return found
+        return state
 
     def _keep(self) -> None:
         with contextlib.suppress(OSError):
@@ -140,14 +140,14 @@ def _is_locked(descriptor: int) -> bool:
     if not _KNOWS_FLOCK:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False
-    found: int = _LAYOUT.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, _WANTED))[0]
-    return found != fcntl.F_UNLCK
+    kind: int = _LAYOUT.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, _WANTED))[0]
+    return kind != fcntl.F_UNLCK
 
 
 def last_beat(path: str | Path) -> float:
     """When the owner of a file last showed that it runs, on the file system's clock; 0 without a file."""
-    found = look_again(path)
-    return 0.0 if found is None else found.st_mtime
+    status = look_again(path)
+    return 0.0 if status is None else status.st_mtime
 
 
 class _Beat(NamedTuple):
@@ -248,9 +248,9 @@ class UnitUse:
 def use_of(attempt: AttemptDir, units: Iterable[int]) -> UnitUse | None:
     """What these units of an attempt use together. Returns None unless each has said so."""
     with files_of(attempt):
-        found = [_read(attempt.use(unit)) for unit in units]
-    known = [use for use in found if use is not None]
-    if not known or len(known) < len(found):
+        uses = [_read(attempt.use(unit)) for unit in units]
+    known = [use for use in uses if use is not None]
+    if not known or len(known) < len(uses):
         return None
     gpus = [use.gpus for use in known]
     taken = [use.gpu_memory for use in known]

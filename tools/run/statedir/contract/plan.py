@@ -274,9 +274,9 @@ class ProgressFile:
     def fresh(self) -> Progress | None:
         """The report, if there is a new one."""
         try:
-            found = os.stat(self._path)
-            mark = (found.st_mtime_ns, found.st_ino, found.st_size)
-            if mark == self._mark or not stat.S_ISREG(found.st_mode):
+            status = os.stat(self._path)
+            mark = (status.st_mtime_ns, status.st_ino, status.st_size)
+            if mark == self._mark or not stat.S_ISREG(status.st_mode):
                 return None
             with open(self._path, "rb", opener=as_user.opener) as file:
                 data = file.read(_MOST_BYTES)

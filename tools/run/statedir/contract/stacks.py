@@ -103,10 +103,10 @@ def bytes_of_each(workers: int) -> int:
 def read_answer(attempt: AttemptDir, worker: int, mark: str, most: int = MOST_BYTES) -> StackAnswer | None:
     """What a worker answered to this question. Returns None as long as it has not."""
     try:
-        found = StackAnswer.model_validate_json(_text(attempt.stack(worker), most))
+        reply = StackAnswer.model_validate_json(_text(attempt.stack(worker), most))
     except ValidationError:
         return None
-    return found if found.question == mark else None
+    return reply if reply.question == mark else None
 
 
 def read_dump(attempt: AttemptDir, worker: int, most: int = MOST_BYTES) -> tuple[ThreadStack, ...]:
@@ -124,12 +124,12 @@ def parse_dump(text: str) -> tuple[ThreadStack, ...]:
             threads[-1][1].append(Frame(call["file"], int(call["line"]), call["function"]))
     if threads:
         threads[-1] = ("MainThread", threads[-1][1])
-    found = [
+    parsed = [
         ThreadStack(name=name, frames=tuple(frames[:MOST_FRAMES]))
         for name, frames in reversed(threads)
         if frames and not _is_own(name, frames)
     ]
-    return tuple(found)
+    return tuple(parsed)
 
 
 def _is_own(name: str, frames: list[Frame]) -> bool:
@@ -199,15 +199,15 @@ def worker_stacks(
     while True:
         looked_s = time.monotonic()
         waited_s, most = looked_s - began_s, bytes_of_each(len(slots))
-        found = {worker: found_stack(attempt, worker, slot, mark, most) for worker, slot in slots.items()}
+        stacks = {worker: found_stack(attempt, worker, slot, mark, most) for worker, slot in slots.items()}
         settled = waited_s >= DUMP_GRACE_S
         open_ones = [
             worker
-            for worker, each in found.items()
+            for worker, each in stacks.items()
             if not _is_gone(attempt, worker) and (not each.threads or (each.remark and not settled))
         ]
         if not open_ones or waited_s >= within_s:
-            return [*found.values()]
+            return [*stacks.values()]
         sleep(max(POLL_INTERVAL_S, time.monotonic() - looked_s))  # long answers keep at most half a core busy
 
 
@@ -336,11 +336,13 @@ class LastStacks:
         listed, mark = sorted(workers), self._mark
         self._mark, most = "", bytes_of_each(len(listed))
         try:
-            found = [found_stack(self._attempt, worker, self._where(worker), mark, most) for worker in listed]
+            stacks = [
+                found_stack(self._attempt, worker, self._where(worker), mark, most) for worker in listed
+            ]
         except Exception as error:  # noqa: BLE001 - it must not keep workers from being ended
             _log.warning("the stacks of %s are not kept: %r", self._attempt.path, error)
             return ""
-        if (path := keep_stacks(self._attempt, found, why)) is None:
+        if (path := keep_stacks(self._attempt, stacks, why)) is None:
             return ""
         self.kept = path
         return self.words

@@ -363,7 +363,7 @@ class ChangeCosts:
 
     def follow(self, jobs: Iterable[JobState], time_s: float) -> None:
         """See which jobs train at a decision, before what it changes."""
-        found: dict[str, tuple[float, float | None]] = {}
+        followed: dict[str, tuple[float, float | None]] = {}
         for job in jobs:
             if not job.gpus:
                 continue
@@ -376,8 +376,8 @@ class ChangeCosts:
                 past = self._costs_s.get(job.spec.model, [])
                 self._costs_s[job.spec.model], seen_s = [*past, seen_s - changed_s][-_CHANGES:], None
                 self._medians_s.pop(job.spec.model, None)
-            found[job.id] = changed_s, seen_s
-        self._jobs = found
+            followed[job.id] = changed_s, seen_s
+        self._jobs = followed
 
     def dump(self) -> dict[str, Any]:
         return {"jobs": dict(sorted(self._jobs.items())), "costs_s": dict(sorted(self._costs_s.items()))}

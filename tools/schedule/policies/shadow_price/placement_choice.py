@@ -280,11 +280,11 @@ class Placing:
         members, due = self.shares.members, self.shares.guard.places
         kind = members.pool.gpu_type
         rooms = NodeRooms([node for node in self.snapshot.nodes if node.gpu_type == kind])
-        found: dict[str, NodeGpus] = {}
+        chosen: dict[str, NodeGpus] = {}
         for row, place_of_row in due.items():
             job = members.jobs[row]
             same = dict(place_of_row) == dict(job.placement)
-            found[job.id] = job.placement if same else place_of_row
+            chosen[job.id] = job.placement if same else place_of_row
             rooms.take(job, place_of_row)
         rows = [row for row in range(len(members.jobs)) if self.shares.gpus[row] and row not in due]
         stays = {row for row in rows if members.jobs[row].id not in places}
@@ -294,12 +294,12 @@ class Placing:
             wanted = job.placement if row in stays else self._whole_or_less(row, places[job.id])
             if rooms.fits(job, wanted):
                 rooms.take(job, wanted)
-                found[job.id] = wanted
+                chosen[job.id] = wanted
                 continue
             sizes = [size for size in reversed(job.sizes(gpus)) if size <= gpus]
             tried = (rooms.place(job, size) for size in sizes)
-            found[job.id] = next((place for place in tried if place), ())
-        return found
+            chosen[job.id] = next((place for place in tried if place), ())
+        return chosen
 
     def _loss(self, row: int, job: SeatedJob, where: NodeGpus) -> float:
         """Loss of a job at a place, against at a compact one, while it is there."""
