@@ -13,6 +13,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
+from math import nan
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, get_args
 
@@ -77,6 +78,13 @@ class _Happened:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class _OfJob(_Happened):
+    """An event of one job; the reader of a file refuses one without."""
+
+    job: str = field()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class RunBegan(_Happened):
     """Which run it is: the first event of a file."""
 
@@ -98,7 +106,7 @@ class RunBegan(_Happened):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Submitted(_Happened):
+class Submitted(_OfJob):
     """A job arrived."""
 
     name = "submit"
@@ -150,7 +158,7 @@ class Decided(_Happened):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class _Placed(_Happened):
+class _Placed(_OfJob):
     """A job has GPUs; written when it is decided, before anything is done."""
 
     accum: int | None = None
@@ -211,7 +219,7 @@ class Moved(_Placed):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class _Stopped(_Happened):
+class _Stopped(_OfJob):
     """A job gave up its GPUs."""
 
     attempt: int | None = None
@@ -288,7 +296,7 @@ class Rejected(_Stopped):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Released(_Happened):
+class Released(_OfJob):
     """Nothing is left of a job that ended while something of it might run."""
 
     name = "release"
@@ -297,6 +305,9 @@ class Released(_Happened):
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Trained(_Happened):
     """Workers trained, or the service measured them."""
+
+    job: str = field(default="", kw_only=False)
+    """Empty until the writer of a worker's file adds it."""
 
     attempt: int | None = None
     generation: int | None = None
@@ -370,7 +381,7 @@ class NodeDown(_Happened):
 
     name = "node_down"
 
-    node: str = ""
+    node: str
     reason: str | None = None
 
 
@@ -380,7 +391,7 @@ class NodeUp(_Happened):
 
     name = "node_up"
 
-    node: str = ""
+    node: str
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -389,8 +400,8 @@ class SlotQuarantined(_Happened):
 
     name = "slot_down"
 
-    slot: str = ""
-    seconds: float | None = None
+    slot: str
+    seconds: float
     by: str | None = None
     """Job whose worker died there."""
     reason: str | None = None
@@ -402,7 +413,7 @@ class SlotCleared(_Happened):
 
     name = "slot_up"
 
-    slot: str = ""
+    slot: str
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -416,36 +427,41 @@ class _Ordered(_Happened):
     """Number of the order."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class _JobOrdered(_OfJob, _Ordered):
+    """An order about a job."""
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Held(_Ordered):
+class Held(_JobOrdered):
     """The policy does not see the job."""
 
     name = "hold"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Unheld(_Ordered):
+class Unheld(_JobOrdered):
     """It sees it again."""
 
     name = "unhold"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Prioritized(_Ordered):
+class Prioritized(_JobOrdered):
     """The job has another priority."""
 
     name = "priority"
 
-    priority: float | None = None
+    priority: float
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Updated(_Ordered):
+class Updated(_JobOrdered):
     """Fields of the job changed."""
 
     name = "update"
 
-    changes: Changes | None = None
+    changes: Changes
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -454,7 +470,7 @@ class Drained(_Ordered):
 
     name = "drain"
 
-    node: str = ""
+    node: str
     now: bool | None = None
     """Whether its jobs leave it at once."""
     until: float | None = None
@@ -467,7 +483,7 @@ class Undrained(_Ordered):
 
     name = "undrain"
 
-    node: str = ""
+    node: str
 
 
 Placed = Started | Resumed | Grown | Shrunk | Moved
@@ -500,8 +516,14 @@ _TYPES: Final[Mapping[str, frozenset[type]]] = {
 }
 """Types in which a file holds values of a field, by the words of its annotation."""
 _NO_TYPE: Final = frozenset[type]()
-_UNSTATED: Final = {"node": "", "slot": ""}
-"""Values that stand for an unstated one, where that is not None."""
+_REQUIRED: Final[Mapping[EventName, Mapping[str, Any]]] = {
+    **{kind.name: {"node": ""} for kind in (NodeDown, NodeUp, Drained, Undrained)},
+    SlotQuarantined.name: {"slot": "", "seconds": nan},
+    SlotCleared.name: {"slot": ""},
+    Prioritized.name: {"priority": nan},
+    Updated.name: {"changes": {}},
+}
+"""Keys without which events of a kind mean nothing, and the objects that :func:`typed` sets instead."""
 _COLUMNS: Final = frozenset({*(each.name for each in fields(_Happened)), "stated"})
 
 
@@ -534,6 +556,8 @@ def typed(row: Event) -> TypedEvent:
         metric=row.metric,
         overhead_seconds=row.overhead_seconds,
     )
+    if row.event in _REQUIRED:
+        said.update(_REQUIRED[row.event])
     if kind is Submitted or kind is RunBegan:
         said["stated"] = detail
     elif detail is not None:
@@ -549,15 +573,6 @@ def typed(row: Event) -> TypedEvent:
     return event
 
 
-_REQUIRED: Final[Mapping[EventName, str]] = {
-    **dict.fromkeys((NodeDown.name, NodeUp.name, Drained.name, Undrained.name), "node"),
-    Prioritized.name: "priority",
-    Updated.name: "changes",
-    SlotQuarantined.name: "seconds",
-}
-"""Keys without which events of a kind say nothing."""
-
-
 def checked(row: Event) -> TypedEvent:
     """The event of a row that a record is to follow.
 
@@ -566,9 +581,9 @@ def checked(row: Event) -> TypedEvent:
     :raises ValueError: it lacks a key, or a value is of another type than its field's.
     """
     event = typed(row)
-    required = _REQUIRED.get(row.event)
-    if required is not None and required not in (event.keys or ()):
-        raise ValueError(f"the event does not state {required!r}")
+    for key in _REQUIRED.get(row.event, ()):
+        if key not in (event.keys or ()):
+            raise ValueError(f"the event does not state {key!r}")
     if isinstance(event, Trained):
         return event
     if event.other and (wrong := event.other.keys() & _keys_of(row.event).keys()):
@@ -595,8 +610,10 @@ def detail_of(event: TypedEvent) -> Mapping[str, Any] | None:
     if isinstance(event, RunBegan | Submitted):
         return event.stated
     known, other, detail = _keys_of(event.name), event.other or {}, dict[str, Any]()
+    unread = _REQUIRED.get(event.name, {})
     for key in dict.fromkeys((*(event.keys or ()), *known, *other)):
-        if key in known and (value := getattr(event, key)) != _UNSTATED.get(key):
+        value = getattr(event, key) if key in known else None
+        if value is not None and value is not unread.get(key):
             detail[key] = None if value is Null.NULL else value
         elif key in other:  # a field that was set since replaces what a script wrote in its place
             detail[key] = other[key]

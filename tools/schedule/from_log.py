@@ -248,7 +248,7 @@ def apply_events(session: Session, rows: Sequence[Event]) -> None:
 
 
 def _apply_order(session: Session, event: Held | Unheld | Updated | Prioritized) -> None:
-    job_id, time_s = event.job or "", event.time
+    job_id, time_s = event.job, event.time
     if job_id not in session.jobs:
         return
     match event:
@@ -257,9 +257,9 @@ def _apply_order(session: Session, event: Held | Unheld | Updated | Prioritized)
         case Unheld():
             session.admission.release(job_id, time_s)
         case Updated():
-            session.update(job_id, time_s, updated_if_valid(session.jobs[job_id].spec, event.changes or {}))
+            session.update(job_id, time_s, updated_if_valid(session.jobs[job_id].spec, event.changes))
         case Prioritized():
-            session.admission.prioritize(job_id, time_s, float(event.priority or 0.0))
+            session.admission.prioritize(job_id, time_s, float(event.priority))
 
 
 def _apply_slot(session: Session, event: SlotQuarantined | SlotCleared) -> None:
@@ -268,7 +268,7 @@ def _apply_slot(session: Session, event: SlotQuarantined | SlotCleared) -> None:
         if event.job is not None:
             session.quarantine.release(event.job)
         return
-    until_s = event.time + (event.seconds or 0.0)
+    until_s = event.time + event.seconds
     if event.job is None:
         session.cluster.withdraw(event.slot, event.time, until_s)
     else:
@@ -279,7 +279,7 @@ def _apply_allocations(session: Session, events: Sequence[TypedEvent]) -> None:
     changes = [event for event in events if isinstance(event, Started | Resized | Moved | Preempted)]
     session.set_allocations([_update(event) for event in changes], changes[0].time if changes else 0.0)
     for event in changes:
-        job = session.jobs[event.job or ""]
+        job = session.jobs[event.job]
         correct(job, event)
         if job.gpus and event.overhead_seconds:
             job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
@@ -289,14 +289,14 @@ def _apply_allocations(session: Session, events: Sequence[TypedEvent]) -> None:
 def _update(event: Placed | Preempted) -> AllocationUpdate:
     place, batch = event.placement or (), event.global_batch
     if isinstance(event, Preempted):
-        return AllocationUpdate(event.job or "", place, batch)
+        return AllocationUpdate(event.job, place, batch)
     servers = tuple((name, count) for name, count in event.servers or ())
-    return AllocationUpdate(event.job or "", place, batch, servers, event.beside)
+    return AllocationUpdate(event.job, place, batch, servers, event.beside)
 
 
 def _stop(session: Session, event: Requeued | Ended) -> None:
     """A job waits again, or ends."""
-    job_id = event.job or ""
+    job_id = event.job
     if not isinstance(event, Requeued):
         session.book.rejections.pop(job_id, None)
     elif job_id in session.book.ended and event.order is not None:
@@ -319,7 +319,7 @@ def _apply_wait(session: Session, event: Placed | Preempted | Requeued) -> None:
 
 
 def _apply_report(session: Session, event: Trained) -> None:
-    job_id = event.job or ""
+    job_id = event.job
     if job_id in session.book.ended:
         return  # its workers wrote a last line after it ended
     job = session.jobs[job_id]

@@ -246,7 +246,7 @@ def hindrance_events(report: StartFailed, job: JobLog, log: RunLog, time_s: floa
     wait_s = log.slot_faults.wait_s(report.job_id, slots)
     held = set(slots) if job.beside is not None else {str(slot) for slot in report.held}
     downs = [_slot_down(report, slot, log.slot_faults, time_s, held=slot in held) for slot in slots]
-    left_out = [f"{down.slot} is left out {_until(down.seconds or 0.0, down.slot)}" for down in downs]
+    left_out = [f"{down.slot} is left out {_until(down.seconds, down.slot)}" for down in downs]
     waits = [] if wait_s is None else [f"it keeps its size for {wait_s:g} s"]
     reason = "; ".join([setback.reason, *left_out, *waits])
     rows = [row_of(down) for down in downs]

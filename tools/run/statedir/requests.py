@@ -188,7 +188,7 @@ def order_events(
     if not job_log.gpus or (as_asked and _goes_on(job_log, job, log)):
         return [row_of(event)]
     reason = f"updated by {order.user}: it starts again as it is to be now"
-    return [row_of(Requeued(time_s, order.job, 0, (), reason=reason)), row_of(event)]
+    return [row_of(Requeued(time_s, event.job, 0, (), reason=reason)), row_of(event)]
 
 
 def _goes_on(found: JobLog, job: Job, log: RunLog) -> bool:

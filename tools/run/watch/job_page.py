@@ -179,8 +179,8 @@ def _happened(event: TypedEvent) -> Happened | None:
         case Submitted():
             return _of(event, "submitted")
         case Held() | Unheld() | Prioritized() | Updated():
-            priority = event.priority if isinstance(event, Prioritized) else None
-            words = f"{_ORDERS[event.name].format(priority=priority or 0.0)} by {event.user}"
+            priority = event.priority if isinstance(event, Prioritized) else 0.0
+            words = f"{_ORDERS[event.name].format(priority=priority)} by {event.user}"
             return _of(event, words, event.reason or "")
         case Progressed(lost_workers=lost) if lost is not None:
             on = ", ".join(map(str, lost))

@@ -367,9 +367,9 @@ class JobLog:
             case Unheld():
                 self.held = self.held_by = None
             case Updated():
-                self.job = updated_if_valid(self.job, event.changes or {})
+                self.job = updated_if_valid(self.job, event.changes)
             case Prioritized():
-                self.job = self.job.model_copy(update={"priority": float(event.priority or 0.0)})
+                self.job = self.job.model_copy(update={"priority": float(event.priority)})
             case Started() | Resized() | Moved():
                 self._place(event)
             case Progressed() | Checkpointed() | EpochEnded():
@@ -556,17 +556,15 @@ class RunLog:
             case Undrained():
                 self._resume(event.node)
             case Released():
-                self.broken_off.pop(event.job or "", None)
-            case _ if event.job is not None and event.job in self.jobs:
+                self.broken_off.pop(event.job, None)
+            case _ if event.job in self.jobs:
                 self._happened(self.jobs[event.job], event)
 
     def _submit(self, event: Submitted) -> None:
-        if event.job is None:
-            return
-        said = event.submission()
-        job = JobLog(said.job, event.time, total_samples=said.samples, uid=said.uid)
-        if said.job.hold:
-            job.held = first_holder(said.job), event.time
+        stated = event.submission()
+        job = JobLog(stated.job, event.time, total_samples=stated.samples, uid=stated.uid)
+        if stated.job.hold:
+            job.held = first_holder(stated.job), event.time
         self.jobs[event.job] = self.active[event.job] = job
         self.counts.happened(event, 0.0, 0.0)
 
@@ -624,7 +622,7 @@ class RunLog:
             self.left_out.pop(event.slot, None)
         elif event.job is None:
             self.left_out = self.out_of_service(event.time)
-            until_s = event.time + (event.seconds or 0.0)
+            until_s = event.time + event.seconds
             self.left_out[event.slot] = LeftOut(until_s, event.reason or "", event.time)
 
     def _decided(self, event: Decided) -> None:

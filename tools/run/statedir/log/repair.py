@@ -316,7 +316,7 @@ class _Fitting:
                 return self._changes([row for row in group if self._is_known(row.job or "")])
             case NodeDown() | NodeUp():
                 return self._node(event)
-            case Submitted(job=job_id) if job_id is not None:
+            case Submitted(job=job_id):
                 return self._submit(first, job_id)
         if first.job is None:
             return [first]
@@ -378,7 +378,7 @@ class _Fitting:
             self.said.append(f"slot {slot}: the line that freed it is lost; it stays in service")
             return []
         elif for_all:
-            until_s = event.time + (event.seconds or 0.0)
+            until_s = event.time + event.seconds
             self._withdrawn[slot] = max(until_s, self._withdrawn.get(slot, until_s))
         return [row_of(event)]
 
