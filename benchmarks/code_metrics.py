@@ -35,8 +35,8 @@ PERSONAL_VERBS: Final = frozenset(
     }
 )
 """Verbs of persons, which say nothing of what the code does."""
-USERS_NAMES: Final = frozenset({"ask", "says"})
-"""Public names that users import or see in files; they stay."""
+USERS_NAMES: Final = frozenset({"ask", "ask_again_s", "asked_s", "says"})
+"""Public names that users import or see in files (a decision's next time, an order's); they stay."""
 EXPERIMENTS: Final = ("experiments", "benchmarks")
 GENERATED_PAGES: Final = frozenset(
     {

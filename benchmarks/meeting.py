@@ -153,5 +153,5 @@ def _remember(*, asks: bool) -> None:
                 del listed[place]
 
     process_group.is_there = is_there
-    process_group.ask_server = rendezvous.ask_server = ask
+    process_group.refresh_folder = rendezvous.refresh_folder = ask
     Path.glob = names  # type: ignore[method-assign,assignment]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from pliant.cli.config import current_folder
-from pliant.cli.console import LINES, note, say, settings, terminal_left
+from pliant.cli.console import LINES, note, print_line, settings, terminal_left
 from pliant.cli.option_types import DURATION_SHOWN, duration, hidden_options, take_old
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
@@ -171,7 +171,7 @@ def run_command(body: Callable[[], None]) -> int:
         abandon(sys.stdout)
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        say("interrupted")
+        print_line("interrupted")
         return 128 + signal.SIGINT
     except (typer.Exit, typer.TyperException):
         raise
@@ -209,7 +209,7 @@ def _fail(message: str, code: int) -> int:
     for word in sys.argv:  # a name that was given stays in its line
         message = message.replace(word, harmless(word)) if "\n" in word else message
     for line in message.split("\n"):
-        say(without_long_words(line))
+        print_line(without_long_words(line))
     return code
 
 

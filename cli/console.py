@@ -109,7 +109,7 @@ def _in_plain(error: UnicodeError) -> tuple[str, int]:
 def note(text: str) -> None:
     """One line for the person at the terminal."""
     if not settings.quiet:
-        say(text)
+        print_line(text)
 
 
 def note_sentence(text: str) -> None:
@@ -124,7 +124,7 @@ def note_sentence(text: str) -> None:
         note(line)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """A line on stderr, also with --quiet. It never fails, and cannot act on the terminal."""
     try:
         print(f"{_PREFIX}{harmless(line, keeps=LINES)}", file=sys.stderr, flush=True)

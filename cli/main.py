@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from pliant import __version__
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, mistake_line, run_command
-from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for, write_plainly
+from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, print_line, width_for, write_plainly
 from pliant.cli.option_types import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
@@ -236,7 +236,7 @@ def _harmless_errors() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # it is help, not a mistake
             error.message = harmless(error.message, keeps=LINES)
             raise
-        say(harmless(without_long_words(mistake_line(error))))
+        print_line(harmless(without_long_words(mistake_line(error))))
         raise typer.Exit(getattr(error, "exit_code", UsageError.exit_code)) from None
 
 
@@ -361,7 +361,7 @@ def main() -> None:
             raise
         if code is None:  # it is stdout that is full, of help
             abandon(sys.stdout)
-            say("stdout: the disk is full")
+            print_line("stdout: the disk is full")
         raise SystemExit(ServiceMissingError.exit_code if code is None else code) from None
     finally:
         _flush_stderr()

@@ -156,7 +156,7 @@ def report(
         read_expectations,
         refuse_missed,
     )
-    from pliant.tools.report.metrics import Wanted
+    from pliant.tools.report.metrics import MetricOptions
     from pliant.tools.report.read_run import read_run
     from pliant.tools.report.rendering.output import Extras, render, shows_expectations
     from pliant.tools.report.rendering.summary import Shown
@@ -173,7 +173,7 @@ def report(
         raise UsageError("--junit writes what --expect found: name a file with --expect")
     forms = _check_figures(figures, figure_format)
     expectations = None if expect is None else read_expectations(expect)
-    wanted = Wanted(bound, _seconds(completed_at))
+    wanted = MetricOptions(bound, _seconds(completed_at))
     with progress("report", "steps") as advance:
         made = read_report(
             events or ["-"], reference=reference, baseline=baseline, wanted=wanted, advance=advance

@@ -30,7 +30,7 @@ _ENV: Final = (["/usr/bin/env", "-S"], ["/usr/bin/env"])
 
 
 @dataclass(slots=True)
-class Script:
+class SubmittedScript:
     """What is submitted, if it is not a file of jobs; or the jobs that came through stdin."""
 
     name: str
@@ -40,19 +40,19 @@ class Script:
     jobs: bytes = b""
 
     @classmethod
-    def of(cls, context: typer.Context, path: str | None, arguments: Sequence[str]) -> Script | None:
+    def of(cls, context: typer.Context, path: str | None, arguments: Sequence[str]) -> SubmittedScript | None:
         """What a command line names, or stdin holds. Returns None for a file of jobs.
 
         :raises BadInputError: stdin cannot be read, or holds a script that no known shell reads.
         """
         if (known := context.meta.get(_SCRIPT)) is not None:
-            return known if isinstance(known, Script) else None
+            return known if isinstance(known, SubmittedScript) else None
         script = cls._piped(arguments) if path in (None, "-") else cls._named(context, str(path), arguments)
         context.meta[_SCRIPT] = script
         return script
 
     @classmethod
-    def _named(cls, context: typer.Context, path: str, arguments: Sequence[str]) -> Script | None:
+    def _named(cls, context: typer.Context, path: str, arguments: Sequence[str]) -> SubmittedScript | None:
         command, is_script = [path, *arguments], path.endswith(".py") or path == "-m"
         try:
             with open(path, "rb") as file:
@@ -76,7 +76,7 @@ class Script:
         return cls(path, command, head.decode(errors="replace")) if is_script else None
 
     @classmethod
-    def _piped(cls, arguments: Sequence[str]) -> Script | None:
+    def _piped(cls, arguments: Sequence[str]) -> SubmittedScript | None:
         from pliant.schemas.file_io.files import PIPE, read_bytes
         from pliant.schemas.file_io.limits import ROWS_BYTES
 

@@ -14,7 +14,7 @@ import typer
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
 from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size, where_of
-from pliant.cli.script import Script, stated_in
+from pliant.cli.script import SubmittedScript, stated_in
 from pliant.cli.submit_options import (
     COMMAND_LINE,
     container_field,
@@ -381,7 +381,7 @@ def submit(
         without,
     )
 
-    script = Script.of(context, jobs, arguments or ())
+    script = SubmittedScript.of(context, jobs, arguments or ())
     if script is not None and (lines := script.take_options()):
         submit(**given | stated_in(context, script.name, lines))
         return

@@ -24,18 +24,18 @@ from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, in_gpu_hours, iso_time, span_text, text_table
 from pliant.tools.replay.whatif import (
     ActualTimes,
-    Comparison,
     JobChange,
     JobPrediction,
     JobPredictions,
     PredictionErrors,
+    WhatIfComparison,
     predict_jobs,
     prediction_errors,
     world_of,
 )
 from pliant.tools.run.gateway.client import Client
 from pliant.tools.run.gateway.handlers import CPU_LIMIT_S, MEMORY_LIMIT_BYTES
-from pliant.tools.run.gateway.protocol import WhatIfQuestion, as_line, said
+from pliant.tools.run.gateway.protocol import WhatIfQuestion, as_line, error_document
 from pliant.tools.run.service.submit import check_new
 from pliant.tools.run.statedir.requests import submitted_jobs
 from pliant.tools.run.watch.status import LiveState
@@ -68,7 +68,7 @@ class WhatIfAnswer:
     """Two looks at a live state, and how wrong such looks were."""
 
     now_s: float
-    looks: Comparison
+    looks: WhatIfComparison
     starts: PredictionErrors
     ends: PredictionErrors
 
@@ -87,7 +87,7 @@ class WhatIfAnswer:
             }
             return replace(found, jobs=jobs, gpu_use=found.gpu_use if every else None)
 
-        return replace(self, looks=Comparison(part(self.looks.now), part(self.looks.then)))
+        return replace(self, looks=WhatIfComparison(part(self.looks.now), part(self.looks.then)))
 
 
 WHATIF_ANSWER: Final = TypeAdapter(tuple[WhatIfAnswer], config=ConfigDict(ser_json_inf_nan="constants"))
@@ -113,7 +113,7 @@ def whatif_on_own_files(state: Path, question: WhatIfQuestion) -> WhatIfAnswer:
         answer = ask(live, with_jobs(jobs))
         names = {job.id: each.id for job, each in zip(jobs, given, strict=True)}
         then = {names.get(job_id, job_id): job for job_id, job in answer.looks.then.jobs.items()}
-        return replace(answer, looks=Comparison(answer.looks.now, replace(answer.looks.then, jobs=then)))
+        return replace(answer, looks=replace(answer.looks, then=replace(answer.looks.then, jobs=then)))
     cluster = None if question.add_nodes is None else enlarged(live.cluster, question.add_nodes)
     asked = None
     if question.policy is not None:
@@ -135,7 +135,7 @@ def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[
     about = (live.now_s, world, live.measured)
     now = predict_jobs(session, *about, coming=coming, within_s=PREDICTION_CPU_S)
     then = predict_jobs(other, *about, coming=[*coming, *more], within_s=PREDICTION_CPU_S)
-    return WhatIfAnswer(live.now_s, Comparison(now, then), *errors)
+    return WhatIfAnswer(live.now_s, WhatIfComparison(now, then), *errors)
 
 
 def _came(live: LiveState) -> dict[str, ActualTimes]:
@@ -414,9 +414,9 @@ def main(state: str) -> int:
             )
             answer = WHATIF_ANSWER.dump_json((foreseen.seen_by({*asked["seen"]}, {*asked["own"]}),))
         except PliantError as error:
-            head = said(error)
+            head = error_document(error)
         except MemoryError:
-            head = said(
+            head = error_document(
                 InfeasibleError(f"more than {MEMORY_LIMIT_BYTES >> 30} GiB of memory would be needed")
             )
         out.write(as_line({**head, "cpu_s": time.process_time()}) + answer)

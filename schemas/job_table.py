@@ -66,9 +66,9 @@ class JobForm:
         self._work_values: dict[str, Any] = {} if work is None else work.__dict__
         self._amount_name = "" if work is None else amount_name(work)
 
-    def job(self, job_id: str, submit_time_s: float, amount: float, said: Sequence[str] = ()) -> Job:
+    def job(self, job_id: str, submit_time_s: float, amount: float, label_values: Sequence[str] = ()) -> Job:
         """:param amount: of work; of no meaning where the template states none.
-        :param said: by the labels, in the order of their names.
+        :param label_values: by the labels, in the order of their names.
         """
         values = self._values.copy()
         values["id"], values["submit_time"] = job_id, submit_time_s
@@ -77,7 +77,7 @@ class JobForm:
             work[self._amount_name] = amount
             values["work"] = _record(self._work, work, self._work_names)
         if self.labels:
-            values["labels"] = dict(zip(self.labels, said, strict=True))
+            values["labels"] = dict(zip(self.labels, label_values, strict=True))
         return _record(Job, values, self._names)
 
     def amount(self, job: Job) -> float:
@@ -95,8 +95,8 @@ class JobForm:
         if self._work is not None and not self.labels:  # as most are
             return self.template_json % (values["id"], repr(submit_s), repr(amount))
         amounts = () if self._work is None else (repr(amount),)
-        said = values["labels"].values() if self.labels else ()
-        return self.template_json % (values["id"], repr(submit_s), *amounts, *said)
+        label_values = values["labels"].values() if self.labels else ()
+        return self.template_json % (values["id"], repr(submit_s), *amounts, *label_values)
 
     @cached_property
     def template_json(self) -> str:
@@ -117,7 +117,7 @@ class JobForm:
             parts["labels"] = _object(dict.fromkeys(labels, '"%s"'))
         return _object(parts)
 
-    def canonical(self, job_id: str, submit_time: str, amount: str, said: Sequence[str] = ()) -> str:
+    def canonical(self, job_id: str, submit_time: str, amount: str, label_values: Sequence[str] = ()) -> str:
         """:func:`~pliant.schemas.job.canonical_json` of a job of this form.
 
         :param submit_time: its text, as is that of ``amount``.
@@ -126,7 +126,7 @@ class JobForm:
         if not order and self._work is not None:  # as most are
             return text % (job_id, submit_time, amount)
         amounts = () if self._work is None else (amount,)
-        return text % (job_id, *[said[number] for number in order], submit_time, *amounts)
+        return text % (job_id, *[label_values[number] for number in order], submit_time, *amounts)
 
     @cached_property
     def _canonical(self) -> tuple[str, Sequence[int]]:
@@ -190,7 +190,7 @@ class _Values(NamedTuple):
     job_id: str
     submit_time_s: float
     amount: float
-    said: Sequence[str]
+    label_values: Sequence[str]
     """By the labels."""
 
 
@@ -215,7 +215,7 @@ def _values(fields: dict[str, Any], keys: int) -> _Values | None:
     amount: Any = 0.0
     job_id: Any = fields.get("id")
     submit_time: Any = fields.get("submit_time")
-    work, labels, said = fields.get("work"), fields.get("labels"), ()
+    work, labels, label_values = fields.get("work"), fields.get("labels"), ()
     if type(job_id) is not str or _is_id(job_id) is None or not _is_number(submit_time):
         return None
     fields["id"] = fields["submit_time"] = None
@@ -225,10 +225,10 @@ def _values(fields: dict[str, Any], keys: int) -> _Values | None:
         if not amount or not _is_number(amount):
             return None
     if type(labels) is dict and labels:
-        fields["labels"], said = [*labels], (*labels.values(),)
-        if not _are_plain([*labels, *said]):
+        fields["labels"], label_values = [*labels], (*labels.values(),)
+        if not _are_plain([*labels, *label_values]):
             return None
-    return _Values((to_json(fields), keys), job_id, float(submit_time), float(amount), said)
+    return _Values((to_json(fields), keys), job_id, float(submit_time), float(amount), label_values)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -270,8 +270,8 @@ class JobTable(Sequence[Job]):
             rows = range(len(self))[row]
             return self if rows == range(len(self)) else self._of(rows)
         row = range(len(self))[row]
-        job_id, *said = self._text(row).split(BETWEEN)
-        return self.forms[self.kind[row]].job(job_id, self.submit_time[row], self.amount[row], said)
+        job_id, *label_values = self._text(row).split(BETWEEN)
+        return self.forms[self.kind[row]].job(job_id, self.submit_time[row], self.amount[row], label_values)
 
     def __iter__(self) -> Iterator[Job]:
         return self._each(JobForm.job, _as_they_are)
@@ -297,8 +297,10 @@ class JobTable(Sequence[Job]):
         for block, texts in self._blocks():
             columns = self.kind[block], numbers(self.submit_time[block]), numbers(self.amount[block])
             for kind, submit_time, amount, text in zip(*columns, texts, strict=True):
-                job_id, between, said = text.partition(BETWEEN)
-                yield make(forms[kind], job_id, submit_time, amount, said.split(BETWEEN) if between else ())
+                job_id, between, label_values = text.partition(BETWEEN)
+                yield make(
+                    forms[kind], job_id, submit_time, amount, label_values.split(BETWEEN) if between else ()
+                )
 
     def _blocks(self) -> Iterator[tuple[slice, Iterator[str]]]:
         """Rows and their texts, a block at a time."""
@@ -343,7 +345,7 @@ class JobTable(Sequence[Job]):
         """
         worth_a_look = len(self.forms) < _FEW or 2 * len(self.forms) < len(self)
         values = _line_values(line) if worth_a_look and not job.after else None  # it may not wait for itself
-        labels = tuple(job.labels) if values is not None and values.said else ()
+        labels = tuple(job.labels) if values is not None and values.label_values else ()
         kind = self.add_form(job, labels)
         if values is not None:
             self._known.setdefault(values.key, kind)
@@ -361,7 +363,7 @@ class JobTable(Sequence[Job]):
         kind = None if values is None else self._known.get(values.key)
         if values is None or kind is None:
             return False
-        self._add(values.job_id, values.submit_time_s, values.amount, kind, values.said)
+        self._add(values.job_id, values.submit_time_s, values.amount, kind, values.label_values)
         return True
 
     def extend(
@@ -385,8 +387,10 @@ class JobTable(Sequence[Job]):
         self.amount.frombytes(amounts.tobytes())
         self.kind.frombytes(kinds.tobytes())
 
-    def _add(self, job_id: str, submit_time_s: float, amount: float, kind: int, said: Sequence[str]) -> None:
-        self._texts += (BETWEEN.join((job_id, *said)) if said else job_id).encode()
+    def _add(
+        self, job_id: str, submit_time_s: float, amount: float, kind: int, label_values: Sequence[str]
+    ) -> None:
+        self._texts += (BETWEEN.join((job_id, *label_values)) if label_values else job_id).encode()
         self._ends.append(len(self._texts))
         self.submit_time.append(submit_time_s)
         self.amount.append(amount)

@@ -49,7 +49,7 @@ from pliant.tools.replay.progress import validations
 from pliant.tools.replay.run import Run
 from pliant.tools.replay.run import replay as replay_one
 from pliant.tools.report.expectations import check_expectations, read_expectations, refuse_missed
-from pliant.tools.report.metrics import Wanted
+from pliant.tools.report.metrics import MetricOptions
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, ReportFormat, document, render
@@ -350,7 +350,7 @@ def report(
         raise UsageError("report: no runs: name event files, folders or results of replay")
     _one_of("reference", reference, get_args(Reference))
     hours = completed_at_hours if isinstance(completed_at_hours, Iterable) else (completed_at_hours,)
-    wanted = Wanted(bound, tuple(3600 * _number("completed_at_hours", hour) for hour in hours))
+    wanted = MetricOptions(bound, tuple(3600 * _number("completed_at_hours", hour) for hour in hours))
     paths = [fspath(each) for each in named if not isinstance(each, ReplayResult)]
     if len(paths) == len(named):
         return ReportResult(read_report(paths, reference=reference, baseline=baseline, wanted=wanted))

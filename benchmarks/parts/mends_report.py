@@ -27,7 +27,7 @@ from pliant.tools.replay.engine.failures import Mtbf
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.report.metrics import Wanted, impossible, run_metrics
+from pliant.tools.report.metrics import MetricOptions, impossible, run_metrics
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, render
@@ -38,7 +38,7 @@ from tests.tools.run.simulated.world import MEMORY, live_through
 from tests.tools.run.stories import Story
 
 RUNS: Final = 40
-WANTED: Final = Wanted(bound=True, completed_at_s=(60.0, 3600.0))
+WANTED: Final = MetricOptions(bound=True, completed_at_s=(60.0, 3600.0))
 STEPS: Final = 120
 """Happenings of a log of random ones."""
 _ODD: Final = re.compile(r"\b(nan|NaN|inf|Infinity|None)\b|(?<![\w.–-])-0(\.0+)?(?![\w.])")

@@ -15,7 +15,7 @@ from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.schemas.text import span_text
 from pliant.tools.replay.sweep import SweepTask, event_file, sweep, sweep_tasks
 from pliant.tools.replay.sweep_recipe import SweepRecipe, read_sweep
-from pliant.tools.report.metrics import Wanted, mean, percentile, run_metrics
+from pliant.tools.report.metrics import MetricOptions, mean, percentile, run_metrics
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.report import steady
@@ -150,7 +150,7 @@ def outcome_of(name: str, events: Path, dropped: float = 0.0, fold: Fold = _noth
     jobs = _times(run)
     extra = fold(run, events)
     figures = {
-        **run_metrics(run, wanted=Wanted(bound=True)).model_dump(),
+        **run_metrics(run, wanted=MetricOptions(bound=True)).model_dump(),
         **_of_jobs([*jobs.values()]),
         **extra,
     }

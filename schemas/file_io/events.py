@@ -162,7 +162,7 @@ class EventColumns(NamedTuple):
         """All that an event says beside its columns."""
         return self.detail[at] or {}
 
-    def may_say(self, at: int, *keys: str) -> bool:
+    def may_contain(self, at: int, *keys: str) -> bool:
         """Whether it is worth parsing an event for one of these keys.
 
         A text with a backslash may spell them otherwise.

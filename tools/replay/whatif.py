@@ -2,7 +2,7 @@
 
 :func:`predict_jobs` replays on from where a session stands: what its jobs cost when they change, how fast
 they train and what the policy decides is as in any replay. Measured speeds correct those of the profile, as
-they do in :mod:`pliant.tools.schedule.predict_start`. :class:`Comparison` holds two such looks side by side.
+they do in :mod:`pliant.tools.schedule.predict_start`. :class:`WhatIfComparison` holds two such looks.
 
 :class:`PredictionErrors` say how wrong predictions were: looks from past moments of a run, held against what
 came. An error is the ratio of the time that something took, seen from the moment of the prediction, to the
@@ -173,7 +173,7 @@ class _Effort:
     def _spread(self, next_s: float, decisions: float) -> None:
         """:param decisions: for which there is time."""
         ends = len(self._engine.session.in_play)
-        self._engine.ask_after(max(1, math.ceil(ends / max(1.0, decisions))))
+        self._engine.decide_after(max(1, math.ceil(ends / max(1.0, decisions))))
         self.exact_until_s = min(self.exact_until_s, next_s)
 
 
@@ -302,7 +302,7 @@ def _known(job: JobPrediction | None) -> tuple[bool, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class WhatIfComparison:
     """What is to come as things are, and what would be to come otherwise."""
 
     now: JobPredictions

@@ -60,7 +60,7 @@ class _Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class MeanRatio:
     """The ratio of two means over the same things, with its 95 % interval."""
 
     ratio: float
@@ -69,9 +69,9 @@ class Difference:
     high: float | None
     pairs: int
 
-    def reversed(self) -> Difference:
+    def reversed(self) -> MeanRatio:
         """The second mean / the first."""
-        return Difference(1 / self.ratio, self.high and 1 / self.high, self.low and 1 / self.low, self.pairs)
+        return MeanRatio(1 / self.ratio, self.high and 1 / self.high, self.low and 1 / self.low, self.pairs)
 
     @property
     def is_known(self) -> bool:
@@ -100,7 +100,7 @@ def estimate(values: Sequence[float]) -> _Estimate | None:
     return _Estimate(middle, middle - slack, middle + slack, count)
 
 
-def difference(pairs: Sequence[tuple[float, float]], *, independent: bool = False) -> Difference | None:
+def difference(pairs: Sequence[tuple[float, float]], *, independent: bool = False) -> MeanRatio | None:
     """Mean of the first values / mean of the second.
 
     :param pairs: of jobs, in order of submission.
@@ -114,7 +114,7 @@ def difference(pairs: Sequence[tuple[float, float]], *, independent: bool = Fals
         return None
     ratio = first / second
     if count < (2 if independent else FEWEST_JOBS):
-        return Difference(ratio, None, None, count)
+        return MeanRatio(ratio, None, None, count)
     batches = count if independent else min(MOST_BATCHES, count // LEAST_BATCH)
     # to first order, log(mean a / mean b) errs by the sum over pairs of (a / mean a − b / mean b) / count
     deviations = [left / first - right / second for left, right in pairs]
@@ -122,7 +122,7 @@ def difference(pairs: Sequence[tuple[float, float]], *, independent: bool = Fals
     squares = fsum(fsum(deviations[low:high]) ** 2 for low, high in pairwise(cuts))
     error = sqrt(squares * batches / (batches - 1)) / count
     slack = t_quantile(batches - 1) * error
-    return Difference(ratio, exp(log(ratio) - slack), exp(log(ratio) + slack), count)
+    return MeanRatio(ratio, exp(log(ratio) - slack), exp(log(ratio) + slack), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ def _without_seed(run: RunRecord) -> RunRecord:
     return replace(run, info=run.info.model_copy(update=named))
 
 
-def jct_difference(group: Group, base: Group) -> Difference | None:
+def jct_difference(group: Group, base: Group) -> MeanRatio | None:
     """The mean JCT of a group / that of another, over the jobs that finished in both.
 
     Of several traces or seeds the units are the values, of one run each the jobs. Returns None if no job

@@ -42,7 +42,7 @@ OUTCOMES: Final[tuple[Outcome, ...]] = ("unfinished", "finished", "failed", "can
 START: Final = EVENT_NAMES.index("start")
 
 
-class Held(NamedTuple):
+class HeldPeriods(NamedTuple):
     """Every time in which a job held GPUs, in order of jobs and time; arrays of shape (times,)."""
 
     step: Integers
@@ -118,7 +118,7 @@ STEP_COLUMNS: Final = (
 
 
 @dataclass(slots=True)
-class SaidOfJob:
+class JobExtras:
     """What the log says of few jobs."""
 
     first_loss: float | None = None
@@ -160,7 +160,7 @@ class Jobs(Sequence[JobRecord]):
     samples_done: Floats
     """Samples trained so far, repetitions counted."""
     steps: Steps
-    said: Mapping[int, SaidOfJob]
+    extras: Mapping[int, JobExtras]
     """By row."""
 
     def __len__(self) -> int:
@@ -189,9 +189,9 @@ class Jobs(Sequence[JobRecord]):
     def of(self, rows: Integers) -> Jobs:
         """Some of them, in the order of ``rows``."""
         columns = {name: getattr(self, name)[rows] for name in _JOB_COLUMNS}
-        said = {new: self.said[old] for new, old in enumerate(rows.tolist()) if old in self.said}
+        extras = {new: self.extras[old] for new, old in enumerate(rows.tolist()) if old in self.extras}
         return replace(
-            self, **columns, steps=self.steps.of(rows, self.begins), said=said if self.said else {}
+            self, **columns, steps=self.steps.of(rows, self.begins), extras=extras if self.extras else {}
         )
 
     def ids(self) -> list[str]:
@@ -302,7 +302,7 @@ class Jobs(Sequence[JobRecord]):
         counted = self.steps.rescales & (self.steps.time_s <= time_s)
         return np.bincount(self.steps.job[counted], minlength=len(self))
 
-    def held(self, until_s: float) -> Held:
+    def held(self, until_s: float) -> HeldPeriods:
         """Every time in which a job held GPUs, cut at ``until_s``."""
         steps = self.steps
         after_s = np.empty(len(steps.job))
@@ -314,7 +314,7 @@ class Jobs(Sequence[JobRecord]):
         gpus: NDArray[Any] = steps.gpus[at]
         if steps.shared.any():
             gpus = np.where(steps.shared[at], gpus / 2, gpus)
-        return Held(at, steps.job[at], steps.time_s[at], after_s[at], gpus)
+        return HeldPeriods(at, steps.job[at], steps.time_s[at], after_s[at], gpus)
 
     def gpu_seconds(self, until_s: float) -> Floats:
         """Held by each job. Overheads are included; GPUs shared with another job count one half."""
@@ -328,7 +328,7 @@ class Jobs(Sequence[JobRecord]):
         return totals(self.steps.job, self.steps.stalled_s, len(self))
 
     def _made(self, job: int) -> JobRecord:
-        said = self.said.get(job) or _SILENT
+        extras = self.extras.get(job) or _SILENT
         row, first, last = int(self.row[job]), int(self.begins[job]), int(self.begins[job + 1])
         return JobRecord(
             self.specs.table.job_id(row),
@@ -348,15 +348,15 @@ class Jobs(Sequence[JobRecord]):
             int(self.moves[job]),
             int(self.restarts[job]),
             _known(self.samples_done[job]),
-            said.first_loss,
-            said.last_loss,
-            said.forecasts,
-            said.observed,
-            said.admission,
+            extras.first_loss,
+            extras.last_loss,
+            extras.forecasts,
+            extras.observed,
+            extras.admission,
         )
 
 
-_SILENT: Final = SaidOfJob()
+_SILENT: Final = JobExtras()
 _JOB_COLUMNS: Final = (
     *("row", "submit_s", "curve", "rates", "samples", "demand_gpu_s", "outcome", "end_s"),
     *("preemptions", "moves", "restarts", "samples_done"),

@@ -58,7 +58,7 @@ from pliant.tools.report.records import RunRecord, Usage, gpu_usage, in_turn
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class MetricOptions:
     """Figures that are computed on demand."""
 
     bound: bool = False
@@ -66,7 +66,7 @@ class Wanted:
     """When to count the finished jobs, seconds since the first submission."""
 
 
-NOTHING_MORE: Final = Wanted()
+NOTHING_MORE: Final = MetricOptions()
 _OF_THE_RUN: Final = ("policy", "trace_hash", "seed", "parameters", "simulated", "oracle", "demand")
 
 
@@ -74,7 +74,7 @@ def run_metrics(
     run: RunRecord,
     fair: Mapping[Reference, Fairness] | None = None,
     usage: Usage | None = None,
-    wanted: Wanted = NOTHING_MORE,
+    wanted: MetricOptions = NOTHING_MORE,
 ) -> RunMetrics:
     """``fair`` and ``usage`` are computed unless given."""
     fair = fairness(run) if fair is None else fair
@@ -257,8 +257,8 @@ def _against_targets(run: RunRecord) -> dict[str, float | int | None]:
 
 def _admitted(run: RunRecord) -> int | None:
     """Returns None if the policy admits no job by name."""
-    said = [said.admission["admitted"] for said in run.jobs.said.values() if said.admission]
-    return sum(said) if said else None
+    extras = [extras.admission["admitted"] for extras in run.jobs.extras.values() if extras.admission]
+    return sum(extras) if extras else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +459,7 @@ def step_times(run: RunRecord) -> tuple[StepTime, ...]:
         return ()
     measured: dict[_Key, list[float]] = defaultdict(list)
     predicted: dict[_Key, list[float]] = defaultdict(list)
-    for job in (run.jobs[row] for row, said in sorted(run.jobs.said.items()) if said.observed):
+    for job in (run.jobs[row] for row, extras in sorted(run.jobs.extras.items()) if extras.observed):
         own = job.job.batch.size or 0
         for step in job.observed:
             key = _Key(

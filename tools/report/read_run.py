@@ -54,7 +54,7 @@ from pliant.tools.report.allocations import (
     allocations,
     is_one_of,
 )
-from pliant.tools.report.job_columns import Integers, Jobs, SaidOfJob, smallest_type
+from pliant.tools.report.job_columns import Integers, JobExtras, Jobs, smallest_type
 from pliant.tools.report.job_record import Forecast, ObservedStep, Specs
 from pliant.tools.report.measured_speeds import REPORTS, ProgressReports, guesses_speeds, measured
 from pliant.tools.report.records import RunRecord
@@ -156,12 +156,12 @@ class _Block:
 
     def goes_on(self, at: int) -> bool:
         """Whether an event is of the first step after a change."""
-        event = self.columns.typed(at) if self.columns.may_say(at, "after") else None
+        event = self.columns.typed(at) if self.columns.may_contain(at, "after") else None
         return isinstance(event, Progressed) and event.after is not None
 
     def partner(self, at: int) -> str | None:
         """The job that already trains on the GPUs that an event gives to a job."""
-        event = self.columns.typed(at) if self.columns.may_say(at, "beside") else None
+        event = self.columns.typed(at) if self.columns.may_contain(at, "beside") else None
         return event.beside if isinstance(event, Placed) else None
 
     def known_rows(self) -> Integers:
@@ -213,7 +213,7 @@ class _Fold:
         # Whether of those that ended, too.
         self.knows_all = False
         self.samples_done = array("d")
-        self.said: dict[int, SaidOfJob] = {}
+        self.extras: dict[int, JobExtras] = {}
         self.changes = ChangeLog()
         # With the job and the number of the change.
         self.observed: list[tuple[int, int, ObservedStep]] = []
@@ -322,7 +322,7 @@ class _Fold:
             restarts=held.restarts,
             samples_done=np.array(self.samples_done)[rows],
             steps=steps,
-            said={int(place[row]): said for row, said in self.said.items()},
+            extras={int(place[row]): extras for row, extras in self.extras.items()},
         )
 
     def _run_info(self, columns: EventColumns, number: int) -> bool:
@@ -368,7 +368,7 @@ class _Fold:
             look = self.looks.get(EVENT_NAMES[columns.event[at]])
             if look is not None:
                 look(block, at)
-            elif columns.may_say(at, *_TOLD) and (row := block.row(at)) >= 0:
+            elif columns.may_contain(at, *_TOLD) and (row := block.row(at)) >= 0:
                 step = self._told(row, columns.typed(at))
                 observed += [] if step is None else [(at, step)]
         return observed
@@ -396,11 +396,11 @@ class _Fold:
             return
         if event.policy is not None:
             self.policies[event.policy] = None
-        for said, take in ((event.forecasts, _forecast), (event.admissions, _admission)):
-            for job_id, said_of_job in (said or {}).items():
+        for stated_of, take in ((event.forecasts, _forecast), (event.admissions, _admission)):
+            for job_id, stated in (stated_of or {}).items():
                 row = self._row_of(job_id)
                 if row >= 0:
-                    take(self._said(row), said_of_job)
+                    take(self._extras_of(row), stated)
         if event.teams:
             standings = self._parse(_Teams, {"teams": event.teams}, number)
             self.teams += [] if standings is None else [(event.time, standings.teams)]
@@ -422,13 +422,13 @@ class _Fold:
     def _told(self, row: int, event: TypedEvent) -> ObservedStep | None:
         """Take what an event says of its job. Returns the time of a step that it tells of."""
         if isinstance(event, Progressed) and event.progress is not None:
-            _forecast(self._said(row), event.progress)
+            _forecast(self._extras_of(row), event.progress)
         if isinstance(event, Progressed | Rejected) and event.admission is not None:
-            _admission(self._said(row), event.admission)
+            _admission(self._extras_of(row), event.admission)
         return _observed(event.observed) if isinstance(event, Trained) else None
 
-    def _said(self, row: int) -> SaidOfJob:
-        return self.said.setdefault(row, SaidOfJob())
+    def _extras_of(self, row: int) -> JobExtras:
+        return self.extras.setdefault(row, JobExtras())
 
     def _row_of(self, job_id: str) -> int:
         """-1: there is no such job yet."""
@@ -441,9 +441,9 @@ class _Fold:
         told = np.flatnonzero(~np.isnan(columns.samples_done) & (rows >= 0))
         np.frombuffer(self.samples_done)[rows[told]] = columns.samples_done[told]  # in order: the last stays
         for at in np.flatnonzero(~np.isnan(columns.loss) & (rows >= 0)).tolist():
-            said, loss = self._said(int(rows[at])), columns.loss.item(at)
-            said.first_loss = loss if said.first_loss is None else said.first_loss
-            said.last_loss = loss
+            extras, loss = self._extras_of(int(rows[at])), columns.loss.item(at)
+            extras.first_loss = loss if extras.first_loss is None else extras.first_loss
+            extras.last_loss = loss
 
     def _share(self, block: _Block, rows: Integers) -> None:
         """Follow which jobs train on the same GPUs, where any do."""
@@ -501,7 +501,7 @@ class _Fold:
             )
             before[row] = times, last >= 0 and bool(held.steps.shared[last])
             if told.batch <= LARGEST_BATCH:
-                self._said(row).observed.append(told)
+                self._extras_of(row).observed.append(told)
 
     def _parse(self, record: type[R], detail: Detail, number: int) -> R | None:
         try:
@@ -525,18 +525,18 @@ class _Teams(Record):
     teams: tuple[TeamStanding, ...]
 
 
-def _forecast(said: SaidOfJob, forecast: object) -> None:
+def _forecast(extras: JobExtras, forecast: object) -> None:
     """Values that other programs wrote in another form are skipped."""
     if isinstance(forecast, Mapping):
         values = [forecast.get(name) for name in Forecast._fields]
         numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
         if len(numbers) == len(values):
-            said.forecasts.append(Forecast(*numbers))
+            extras.forecasts.append(Forecast(*numbers))
 
 
-def _admission(said: SaidOfJob, admission: object) -> None:
+def _admission(extras: JobExtras, admission: object) -> None:
     if isinstance(admission, Mapping) and isinstance(admission.get("admitted"), bool):
-        said.admission = admission
+        extras.admission = admission
 
 
 def _observed(observed: object) -> ObservedStep | None:

@@ -27,7 +27,7 @@ from pliant.tools.report.job_columns import START, Jobs, optional
 from pliant.tools.report.job_record import Outcome
 from pliant.tools.report.metrics import (
     NOTHING_MORE,
-    Wanted,
+    MetricOptions,
     know_one_gpu,
     off_caveat,
     run_metrics,
@@ -95,7 +95,7 @@ def read_report(
     *,
     reference: Reference = "fair-share",
     baseline: str | None = None,
-    wanted: Wanted = NOTHING_MORE,
+    wanted: MetricOptions = NOTHING_MORE,
     advance: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Report:
     """Read event files (or folders of them) and compute their figures; see :func:`make_report`.
@@ -152,7 +152,7 @@ def make_report(
     *,
     reference: Reference = "fair-share",
     baseline: str | None = None,
-    wanted: Wanted = NOTHING_MORE,
+    wanted: MetricOptions = NOTHING_MORE,
     advance: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Report:
     """Compute the figures of folded runs.
@@ -218,7 +218,7 @@ def _is_beside(run: RunRecord, other: RunRecord) -> bool:
     return run.info.trace_hash == other.info.trace_hash and run.info.cluster == other.info.cluster
 
 
-def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:
+def _run_report(run: RunRecord, label: str, references: References, wanted: MetricOptions) -> RunReport:
     fair, usage = references.fairness(run), gpu_usage(run)
     metrics, impossible = withheld(run_metrics(run, fair, usage, wanted))
     unknown = {**unknown_figures(run, metrics, wanted), **impossible}
@@ -331,7 +331,7 @@ def _measured(run: RunRecord) -> list[str]:
 
 
 def _forecasts(run: RunRecord) -> list[str]:
-    pairs = [run.jobs[row].forecasts_held for row, said in run.jobs.said.items() if said.forecasts]
+    pairs = [run.jobs[row].forecasts_held for row, extras in run.jobs.extras.items() if extras.forecasts]
     held, made = sum(held for held, _ in pairs), sum(made for _, made in pairs)
     if made:
         return [
@@ -344,7 +344,7 @@ def _forecasts(run: RunRecord) -> list[str]:
     return []
 
 
-def unknown_figures(run: RunRecord, metrics: RunMetrics, wanted: Wanted) -> dict[str, str]:
+def unknown_figures(run: RunRecord, metrics: RunMetrics, wanted: MetricOptions) -> dict[str, str]:
     """Figures that a run with finished jobs should have and does not, and why."""
     if not metrics.jobs_finished:
         return {}

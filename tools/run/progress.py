@@ -131,7 +131,7 @@ def _measurement_from_env(rank: int, environ: Mapping[str, str] = os.environ) ->
 ENV_PROGRESS: Final = "PLIANT_PROGRESS"
 ENV_STOP: Final = "PLIANT_STOP"
 ENV_BATCH: Final = "PLIANT_BATCH"
-ASKED: Final = "asked"
+REQUESTED: Final = "asked"
 """Content of the file that asks to stop, before rank 0 names the step."""
 AHEAD: Final = 8
 """On GPUs, Python runs ahead of the device. It waits for it once in this number of steps, and that is how far
@@ -334,7 +334,7 @@ class TrainingProgress:
         try:
             asked = self._stop.read_text().strip()
             if self._signalled and not asked:
-                asked = replace(self._stop, ASKED, self.rank)
+                asked = replace(self._stop, REQUESTED, self.rank)
             if asked and not _is_number(asked) and (self.rank == 0 or self.world_size == 1):
                 asked = replace(self._stop, str(step + self._ahead()), self.rank)
         except OSError:  # the next look may succeed

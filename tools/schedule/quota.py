@@ -95,7 +95,7 @@ class Claim:
     owner: Owner
     held: dict[str, int] = field(default_factory=dict)
     """GPUs by type."""
-    wanted: dict[str, int] = field(default_factory=dict)
+    demanded: dict[str, int] = field(default_factory=dict)
     """GPUs by type that its running jobs could use there, those that they hold included."""
     running: list[JobState] = field(default_factory=list)
     waiting: list[WaitingJob] = field(default_factory=list)
@@ -116,13 +116,13 @@ class Claim:
 
     def could_use(self, kind: str) -> int:
         """GPUs of a type that its jobs could use, if those that wait all went there."""
-        return self.wanted.get(kind, 0) + sum(wait.most.get(kind, 0) for wait in self.waiting)
+        return self.demanded.get(kind, 0) + sum(wait.most.get(kind, 0) for wait in self.waiting)
 
     def has_use(self, kind: str, more: int) -> bool:
         """Whether its jobs could use any of ``more`` GPUs of a type beyond those that it holds."""
         if more <= self.declined.get(kind, 0):
             return False
-        if self.wanted.get(kind, 0) > self.held.get(kind, 0):
+        if self.demanded.get(kind, 0) > self.held.get(kind, 0):
             return True
         return self.can_start(kind, more)
 
@@ -170,7 +170,7 @@ def claims_of(
             claim.shrinks = claim.shrinks or (elastic and job.gpus > job.min_gpus)
             most_here = most_useful(job, kind, total.get(kind, 0), speeds, resizes=resizes)
             claim.held[kind] = claim.held.get(kind, 0) + job.gpus
-            claim.wanted[kind] = claim.wanted.get(kind, 0) + max(job.gpus, most_here)
+            claim.demanded[kind] = claim.demanded.get(kind, 0) + max(job.gpus, most_here)
     return dict(sorted(claims.items()))
 
 
@@ -286,10 +286,10 @@ class _Party:
         return int(min(most, sum(claim.could_use(kind) for claim in self.claims)))
 
     @property
-    def wants(self) -> int:
+    def demand(self) -> int:
         """GPUs that its jobs could use together, each on one type."""
         return sum(
-            sum(claim.wanted.values()) + sum(max(wait.most.values(), default=0) for wait in claim.waiting)
+            sum(claim.demanded.values()) + sum(max(wait.most.values(), default=0) for wait in claim.waiting)
             for claim in self.claims
         )
 
@@ -326,7 +326,7 @@ def _divide(
     caps, kept = [], 0.0
     for party, limit, mine, first in zip(parties, limits, own, firm, strict=True):
         could = sum(party.could_use(kind, count) for kind, count in total.items())
-        can = min(limit, party.room(ANY_TYPE), party.wants, could)
+        can = min(limit, party.room(ANY_TYPE), party.demand, could)
         if party.rules is not None and not party.rules.borrows:
             can = max(0.0, min(can, mine - sum(party.bound.values()) + _ROUNDING))
         if party.rules is not None and not party.rules.lends:

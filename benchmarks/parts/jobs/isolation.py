@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.parts.figure import Figure, NotMeasurableError
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run.backends.cgroup import Group, find_place
+from pliant.tools.run.backends.cgroup import UnitCgroup, find_place
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, StartedUnit, Unit, UnitStatus, read_record
 
@@ -103,7 +103,7 @@ class TwoUnits:
     :param machine: the group that they start in.
     """
 
-    def __init__(self, folder: Path, machine: Group, *, isolation: bool = True) -> None:
+    def __init__(self, folder: Path, machine: UnitCgroup, *, isolation: bool = True) -> None:
         self._machine = machine
         node = {"name": "here", "gpus": 2, "memory": MEMORY, "cpus": CORES}
         self._folder = folder
@@ -169,14 +169,14 @@ def _used_s(handle: Handle) -> float:
 
 def _processes(unit: StartedUnit) -> set[int]:
     if unit.groups:
-        return Group(unit.groups).pids()
+        return UnitCgroup(unit.groups).pids()
     with contextlib.suppress(psutil.Error):
         return {each.pid for each in psutil.Process(unit.pid).children(recursive=True)}
     return set()
 
 
 @contextlib.contextmanager
-def small_machine() -> Iterator[Group]:
+def small_machine() -> Iterator[UnitCgroup]:
     """A control group with little of everything."""
     machine = find_place().group(f"pliant-machine-{os.getpid()}", memory=MEMORY, cpus=CORES, pids=PROCESSES)
     machine.make()

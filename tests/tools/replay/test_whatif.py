@@ -9,8 +9,8 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.whatif import (
     LEAST,
     ActualTimes,
-    Comparison,
     PredictionErrors,
+    WhatIfComparison,
     predict_jobs,
     prediction_errors,
     world_of,
@@ -97,7 +97,9 @@ def test_with_little_time_the_policy_is_asked_more_rarely() -> None:
 def test_looks_are_compared_with_each_other_and_with_what_came() -> None:
     less = waiting()
     less.end("b", 0.0, "cancelled")
-    found = Comparison(predict_jobs(waiting(), 0.0, FREE_CHANGES), predict_jobs(less, 0.0, FREE_CHANGES))
+    found = WhatIfComparison(
+        predict_jobs(waiting(), 0.0, FREE_CHANGES), predict_jobs(less, 0.0, FREE_CHANGES)
+    )
     assert {each.job: each.delay_s for each in found.changes} == {"a": 0.0, "b": None, "c": -100.0}
     assert found.mean_jct_s == (200.0, 150.0)
     assert (found.now.gpu_use, found.then.gpu_use) == (1.0, 1.0)

@@ -12,7 +12,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_metrics
 from pliant.tools.report.comparisons import compare_runs, comparison_rows, mean_ratio, relative_speed
 from pliant.tools.report.job_cost import JobCost, job_cost
-from pliant.tools.report.metrics import Wanted
+from pliant.tools.report.metrics import MetricOptions
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.summary import Shown
 from pliant.tools.report.report import make_report
@@ -135,7 +135,7 @@ def test_unknown_figures_are_a_dash_with_a_reason_and_null():
         Event(14, "resume", "b", 2),
         Event(20, "finish", "b", 0),
     )
-    report = make_report([run], wanted=Wanted(bound=True))
+    report = make_report([run], wanted=MetricOptions(bound=True))
     table = render(report, "table", Extras(shown=Shown(all_rows=True)))
     rows = {line.split("  ")[0].strip(): line.split()[-1] for line in table.splitlines() if line.strip()}
     assert rows["SJS efficiency"] == "–"

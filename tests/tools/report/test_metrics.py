@@ -19,7 +19,7 @@ from pliant.tools.report import metrics
 from pliant.tools.report.fairness import fairness
 from pliant.tools.report.figures import draw
 from pliant.tools.report.metrics import (
-    Wanted,
+    MetricOptions,
     lower_bounds,
     percentile,
     run_metrics,
@@ -192,7 +192,9 @@ def test_utility_completions_and_scaling_efficiency() -> None:
     run = story(submit(stated, 4.0), submit(job("b"), 4.0), *ran("a", 0, 4))
     assert run_metrics(run).total_utility == 5.0
     assert run_metrics(one_by_one()).total_utility is None
-    found = run_metrics(one_by_one(), wanted=Wanted(completed_at_s=(1.9, 2.0, 100.0)))  # they end at 2, 4, 8
+    found = run_metrics(
+        one_by_one(), wanted=MetricOptions(completed_at_s=(1.9, 2.0, 100.0))
+    )  # they end at 2, 4, 8
     assert found.jobs_completed_at == ((1.9, 0), (2.0, 1), (100.0, 3))
 
     # a: 6 s on one GPU, 4 s on two it held: 6 / 8. b: 6 s on one GPU that it held: 6 / 6. Together 12 / 14.
@@ -294,7 +296,7 @@ def test_bounds_are_of_finished_jobs_of_known_work():
     run = fold(first_come())
     assert run_metrics(run).bound_jct_s is None
     # Alone a takes 120 s, b 60 s. Pooled, b has less left when it comes: it ends at 70, a at 180.
-    found = run_metrics(run, wanted=Wanted(bound=True))
+    found = run_metrics(run, wanted=MetricOptions(bound=True))
     assert (found.bound_jct_alone_s, found.bound_jct_pooled_s) == (90.0, (180 + 60) / 2)
     assert bound_caveats(fold(first_come())) == []
     moved = story(submit(job("a"), 1.0), progress="epochs")
@@ -320,7 +322,7 @@ traces = st.lists(
 def test_no_policy_passes_its_bounds_nor_ares_its_time_in_gps(jobs):
     for policy in ("fifo", "ares", "srtf"):
         done = replay(inputs(jobs, cluster(4, 4)), Run(policy, simulated=FREE_CHANGES))
-        found = run_metrics(fold(done.log.events(), policy), wanted=Wanted(bound=True))
+        found = run_metrics(fold(done.log.events(), policy), wanted=MetricOptions(bound=True))
         assert found.jobs_finished == len(jobs)
         assert found.mean_jct_s >= found.bound_jct_s * (1 - 1e-9)
         assert found.makespan_s >= found.bound_makespan_s * (1 - 1e-9)

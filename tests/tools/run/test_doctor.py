@@ -24,7 +24,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import write_cluster
 from pliant.tools.run import discovery
-from pliant.tools.run.backends.cgroup import LIMITED, Place
+from pliant.tools.run.backends.cgroup import LIMITED, CgroupPlace
 from pliant.tools.run.doctor import folder, host
 from pliant.tools.run.doctor import slurm as slurm_checks
 from pliant.tools.run.doctor.examine import examine, guarded, worst
@@ -74,7 +74,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     set_disk(monkeypatch)
     install(monkeypatch)
     monkeypatch.setattr(folder, "obstacle", lambda: None)
-    monkeypatch.setattr(host, "find_place", lambda: Place({}))
+    monkeypatch.setattr(host, "find_place", lambda: CgroupPlace({}))
 
 
 def test_what_of_a_jobs_limits_is_not_enforced_is_said(
@@ -83,9 +83,9 @@ def test_what_of_a_jobs_limits_is_not_enforced_is_said(
     stated = {"name": "n0", "gpus": 2, "memory": 100, "cpus": 2}
     nodes = {"nodes": (stated, {"name": "n1", "gpus": 2, "memory": 100}), "slots": "cpu"}
     places = {
-        "all": Place(dict.fromkeys(LIMITED, "/sys/fs/cgroup/unified"), scope=True),
-        "some": Place({"pids": "/x", "memory": "/x"}, {"devices": "not here", "cpu": "not here"}),
-        "none": Place({}, dict.fromkeys(LIMITED, "this account may not make groups in /x")),
+        "all": CgroupPlace(dict.fromkeys(LIMITED, "/sys/fs/cgroup/unified"), scope=True),
+        "some": CgroupPlace({"pids": "/x", "memory": "/x"}, {"devices": "not here", "cpu": "not here"}),
+        "none": CgroupPlace({}, dict.fromkeys(LIMITED, "this account may not make groups in /x")),
     }
     said = []
     for name, place in places.items():

@@ -21,7 +21,7 @@ from pliant.tools.profile.measuring.request import (
 from pliant.tools.profile.measuring.worker import (
     Device,
     OtherLoad,
-    Recorder,
+    OutcomeRecorder,
     device_of,
     own_share,
     request_from_env,
@@ -34,7 +34,7 @@ def main() -> None:
         raise SystemExit("started by hand: this module is a part of `pliant profile --allreduce`")
     device = _join()
     meter = device_of(device, request.memory_limit)
-    record = Recorder(request, dist.get_rank(), 0, meter)
+    record = OutcomeRecorder(request, dist.get_rank(), 0, meter)
     record.start()
     known = {point.weights for point in request.known}
     for weights in request.weights:
@@ -58,7 +58,7 @@ def _join() -> torch.device:
     return device
 
 
-def _visit(weights: int, meter: Device, request: MeasurementRequest, record: Recorder) -> None:
+def _visit(weights: int, meter: Device, request: MeasurementRequest, record: OutcomeRecorder) -> None:
     point = Point(local_batch=0, weights=weights)
     record.begin(point)
     gradients = torch.zeros(weights, device=meter.torch_device)

@@ -33,8 +33,8 @@ from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, Reco
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.measuring.request import (
     ENV_PROFILE,
+    LaunchOutcome,
     MeasurementRequest,
-    Outcome,
     Point,
     PointSearch,
     best_visit,
@@ -68,7 +68,7 @@ ADVICE: Final = (
     "profile needs the loop of `elastic.init()` and `job.prepare(…)` from pliant.tools.run, "
     "or the progress of docs/relaunch.md"
 )
-Advance = Callable[[Outcome], None]
+Advance = Callable[[LaunchOutcome], None]
 _log = logging.getLogger("pliant")
 
 
@@ -93,7 +93,7 @@ class Script:
 class LaunchEnd:
     """What a launch measured, and whether it ran out of memory at ``outcome.current``."""
 
-    outcome: Outcome
+    outcome: LaunchOutcome
     out_of_memory: bool = False
     start_s: float | None = None
     """From the launch to the end of the first step."""
@@ -141,7 +141,7 @@ def environment(script: Script, request: Path) -> dict[str, str]:
     return {**script.env, **fixed}
 
 
-def _timed(outcome: Outcome, began_s: float, ended_s: float) -> LaunchEnd:
+def _timed(outcome: LaunchOutcome, began_s: float, ended_s: float) -> LaunchEnd:
     """Times are never negative, even if the clock was set meanwhile."""
     if outcome.first_step_s is None or outcome.left_s is None or outcome.checkpoint_s is None:
         return LaunchEnd(outcome)
@@ -150,19 +150,19 @@ def _timed(outcome: Outcome, began_s: float, ended_s: float) -> LaunchEnd:
     return LaunchEnd(outcome, start_s=start_s, relaunch_s=outcome.checkpoint_s + leave_s + start_s)
 
 
-def _start_s(outcome: Outcome, began_s: float) -> float | None:
+def _start_s(outcome: LaunchOutcome, began_s: float) -> float | None:
     return None if outcome.first_step_s is None else max(0.0, outcome.first_step_s - began_s)
 
 
-def read_outcome(path: Path) -> Outcome | None:
+def read_outcome(path: Path) -> LaunchOutcome | None:
     """What rank 0 has written so far; None before the sweep has begun."""
     try:
-        return Outcome.model_validate_json(path.read_bytes())
+        return LaunchOutcome.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
 
 
-def failure(script: Script, workers: int, code: int, outcome: Outcome | None, folder: Path) -> str:
+def failure(script: Script, workers: int, code: int, outcome: LaunchOutcome | None, folder: Path) -> str:
     """One line about a launch that did not reach its end."""
     what = f'measuring model "{script.name}" on {workers} worker{"s" * (workers > 1)}'
     if code == 0:
@@ -404,7 +404,7 @@ class LaunchLog:
         known = tuple(point for _, point in self._points)
         return below(request, known).model_copy(update={"known": known})
 
-    def take(self, outcome: Outcome, before: int) -> None:
+    def take(self, outcome: LaunchOutcome, before: int) -> None:
         """Add what a launch has measured since the last call.
 
         :param before: how many points there were when it was started.
@@ -412,7 +412,7 @@ class LaunchLog:
         for point in outcome.points[len(self) - before :]:
             self._add(outcome, point=point)
 
-    def misfit(self, outcome: Outcome) -> None:
+    def misfit(self, outcome: LaunchOutcome) -> None:
         """The current point ran out of memory."""
         if outcome.current is not None:
             self._add(outcome, point=outcome.current.model_copy(update={"feasible": False}))
@@ -454,7 +454,7 @@ class LaunchLog:
         )
         return [with_costs(row) if row.kind == "train" and row.feasible else row for row in rows]
 
-    def _add(self, outcome: Outcome, **fields: object) -> None:
+    def _add(self, outcome: LaunchOutcome, **fields: object) -> None:
         facts = {name: getattr(outcome, name) for name in ("parameters", "torch", "device", "driver")}
         measured = MeasuredPoint(launch=self._key, measured_at=self._clock(), **facts, **fields)  # type: ignore[arg-type]
         self._remember(measured)

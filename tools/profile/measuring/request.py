@@ -2,8 +2,8 @@
 
 One request is one launch of torchrun: several batches on one number of workers. The launcher writes it to a
 file that the workers' environment names; ``worker.py`` and ``allreduce.py`` carry it out and write an
-:class:`Outcome`. All workers pick the same points: first they search for the largest local batch that fits,
-upwards through the wanted batches, then by bisection; then come the global batches, split over the workers.
+:class:`LaunchOutcome`. All workers pick the same points: first they search for the largest local batch that
+fits, upwards through the wanted batches, then by bisection; then the global batches, split over the workers.
 
 Every point is visited at least twice, round by round over all points, so that a short disturbance meets one
 visit of a point and not the others. Other processes only slow a step down: the fastest undisturbed visit
@@ -73,7 +73,7 @@ class MeasurementRequest(Record):
     """What to measure in one launch: first the local batches, then the global ones."""
 
     result: str
-    """File for the :class:`Outcome`, written by rank 0 after every point."""
+    """File for the :class:`LaunchOutcome`, written by rank 0 after every point."""
     launcher_pid: PositiveInt | None = None
     """Process that waits for the result; once it is gone, the workers end."""
     local_batches: tuple[PositiveInt, ...] = ()
@@ -114,7 +114,7 @@ class MeasurementRequest(Record):
         return max(self.iterations, min(int(wanted), MOST * self.iterations))
 
 
-class Outcome(Record):
+class LaunchOutcome(Record):
     """What a launch has measured so far."""
 
     parameters: NonNegativeInt = 0
@@ -254,7 +254,7 @@ class PointSearch:
             self._take(cut)
         return None
 
-    def tell(self, cut: Cut, *, fits: bool) -> None:
+    def record(self, cut: Cut, *, fits: bool) -> None:
         self._known[cut] = fits
         self._take(cut)
 
@@ -268,7 +268,7 @@ class PointSearch:
 
     def _take(self, cut: Cut) -> None:
         if self._cuts is None:
-            self._batches.tell(cut[0], fits=self._known[cut])
+            self._batches.record(cut[0], fits=self._known[cut])
         else:
             self._cuts.remove(cut)
 
@@ -309,7 +309,7 @@ class BatchSearch:
             return None
         return (self.fits + self.misfit) // 2
 
-    def tell(self, batch: int, *, fits: bool) -> None:
+    def record(self, batch: int, *, fits: bool) -> None:
         if fits:
             self.fits = max(self.fits, batch)
         else:

@@ -44,7 +44,7 @@ from pliant.tools.profile.measuring.plan import (
     node_to_measure,
     powers,
 )
-from pliant.tools.profile.measuring.request import LEAST_VISITS, VISITS, MeasurementRequest, Outcome
+from pliant.tools.profile.measuring.request import LEAST_VISITS, VISITS, LaunchOutcome, MeasurementRequest
 from pliant.tools.profile.throughput import merged
 
 Launch = Callable[[Script, int, MeasurementRequest, Advance], LaunchEnd]
@@ -304,7 +304,7 @@ class Bench:
                 rows += one.log.rows(one.script.name, self.node.gpu_type, one.workers)
         return rows
 
-    def _advance(self, log: LaunchLog, before: int, outcome: Outcome) -> None:
+    def _advance(self, log: LaunchLog, before: int, outcome: LaunchOutcome) -> None:
         log.take(outcome, before)
         self.meter.within(len(outcome.points))
 

@@ -42,8 +42,8 @@ import torch.distributed as dist
 
 from pliant.tools.profile.measuring.request import (
     ENV_PROFILE,
+    LaunchOutcome,
     MeasurementRequest,
-    Outcome,
     Point,
     PointSearch,
     Rounds,
@@ -303,7 +303,7 @@ class Sweep:
         self._kinds = 1 if self._workers == 1 else 2
         parameters = [p for p in model.parameters() if p.requires_grad]
         self._device: Device = device_of(parameters[0].device, request.memory_limit)
-        self._record = Recorder(request, self._rank, sum(p.numel() for p in parameters), self._device)
+        self._record = OutcomeRecorder(request, self._rank, sum(p.numel() for p in parameters), self._device)
 
     def __iter__(self) -> Iterator[Any]:
         """Serve every point of the request, then end the process."""
@@ -311,7 +311,7 @@ class Sweep:
         search = PointSearch(self._request, self._workers)
         while (cut := search.next()) is not None:
             yield from self._serve(*cut)
-            search.tell(cut, fits=self._record.points[-1].feasible)
+            search.record(cut, fits=self._record.points[-1].feasible)
         yield from self._serve_again()
         if self._request.costs and self._changes is not None:
             self._record.costs(self._changes, self._workers)
@@ -382,14 +382,14 @@ class Sweep:
             yield choose.choices(everything, k=local)
 
 
-class Recorder:
+class OutcomeRecorder:
     """Keeps the outcome of a launch on disk, so that a crash loses only the current point."""
 
     def __init__(self, request: MeasurementRequest, rank: int, parameters: int, device: Device) -> None:
         self._path = Path(request.result)
         self._launcher_pid = request.launcher_pid
         self._rank = rank
-        self._outcome = Outcome(
+        self._outcome = LaunchOutcome(
             parameters=parameters, torch=torch.__version__, device=device.name, driver=device.driver
         )
 

@@ -144,7 +144,7 @@ class Engine:
             row = self.log.add(now_s, "progress", job.id, gpus=job.log_gpus, placement=job.placement)
             self._running.take_over(job, row, now_s)
 
-    def ask_after(self, changes: int) -> None:
+    def decide_after(self, changes: int) -> None:
         """From now on, ask the policy once so much has changed, or where else nothing would happen."""
         self._least_changes = changes
 
@@ -161,7 +161,7 @@ class Engine:
             if hidden.unsatisfiable:
                 self._cancel_unsatisfiable(now_s)
             if slowed or interfere:
-                running.heed_neighbours(now_s)
+                running.apply_interference(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
                 self._quiet_decisions += 1
@@ -174,7 +174,7 @@ class Engine:
             if agenda.first_s <= now_s * ONE_MOMENT:
                 self._happen_late(now_s)
             if slowed or interfere:
-                running.heed_neighbours(now_s)
+                running.apply_interference(now_s)
         if self._advance:
             self._advance(self._ended(), self._jobs)
 

@@ -191,7 +191,7 @@ class RunningJobs:
         jobs = self._session.jobs
         return {job_id: self._saved_samples(jobs[job_id], held, now_s) for job_id, held in self._held.items()}
 
-    def heed_neighbours(self, now_s: float) -> None:
+    def apply_interference(self, now_s: float) -> None:
         """Change the speed of jobs that gained or lost a neighbour on their GPUs or their network link."""
         slowed = self._session.allocator.slowed
         for job_id, rate in slowed.items():

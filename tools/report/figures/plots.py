@@ -202,7 +202,7 @@ def progress(each: RunReport) -> Figure | None:
 
 def shown(each: RunReport) -> list[JobRecord]:
     """The jobs that are drawn, in order of submission."""
-    told = (each.run.jobs[row] for row, said in sorted(each.run.jobs.said.items()) if said.forecasts)
+    told = (each.run.jobs[row] for row, extras in sorted(each.run.jobs.extras.items()) if extras.forecasts)
     predicted = [job for job in told if job.forecasts_held[1] >= _FEWEST]
     most = sorted(predicted, key=lambda job: -job.forecasts_held[1])[:_MOST_SHOWN]
     return [job for job in predicted if job in most]

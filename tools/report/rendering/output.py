@@ -22,7 +22,7 @@ from pliant.schemas.metrics import (
 )
 from pliant.tools.report.comparisons import ComparedJob, comparison_rows, comparison_section
 from pliant.tools.report.expectations import expectations_section
-from pliant.tools.report.groups import Difference, Group, groups
+from pliant.tools.report.groups import Group, MeanRatio, groups
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.sections import (
     GivenProfile,
@@ -163,7 +163,7 @@ def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
     )
 
 
-def _group(each: Group, difference: Difference | None, base: Group) -> RunGroup:
+def _group(each: Group, difference: MeanRatio | None, base: Group) -> RunGroup:
     estimates = {name: each.estimate(name) for name in RUN_METRICS}
     return RunGroup(
         name=each.label,

@@ -13,7 +13,7 @@ from typing import Final
 
 from pliant.schemas.metrics import RUN_METRICS, RUN_ROWS, Kind, Metric, Reference
 from pliant.schemas.text import counted
-from pliant.tools.report.groups import Difference, Group, groups, jct_difference
+from pliant.tools.report.groups import Group, MeanRatio, groups, jct_difference
 from pliant.tools.report.rendering.sections import (
     NOTHING,
     Section,
@@ -54,7 +54,7 @@ class _Answer:
     """What the first is compared with: the baseline, else the first that was named."""
     bases: tuple[Group, ...] = ()
     """What each group is compared with: the first of its workload, under a swept baseline of its cluster."""
-    differences: tuple[Difference | None, ...] = ()
+    differences: tuple[MeanRatio | None, ...] = ()
     """Difference of each group's mean JCT from that of its base, in the order of the groups; null: none."""
 
 
@@ -120,7 +120,7 @@ def _comparable(columns: Sequence[Group]) -> list[Group]:
     return [each for each, part in zip(columns, parts, strict=True) if part >= _COMPARABLE * most]
 
 
-def _sentence(each: Group, other: Group | None, difference: Difference | None, reference: Reference) -> str:
+def _sentence(each: Group, other: Group | None, difference: MeanRatio | None, reference: Reference) -> str:
     jct_s = each.value("mean_jct_s")
     if not each.jobs_submitted:
         return f"{each.label}: no job was submitted, so there is nothing to report."
@@ -151,7 +151,7 @@ def _known_beyond_life(each: Group) -> str:
     return f"; it {', '.join(what)} (replay with {' '.join(how)})"
 
 
-def _difference_text(difference: Difference, other: Group, each: Group) -> str:
+def _difference_text(difference: MeanRatio, other: Group, each: Group) -> str:
     """``31 % below fifo (95 % interval 27 to 35 %)``."""
     units = each.units_text() or other.units_text()
     name, over = other.label, f" over {units}" if units else ""
@@ -173,7 +173,7 @@ def _difference_text(difference: Difference, other: Group, each: Group) -> str:
     return f"{value} % {where} {name} (95 % interval {low} to {high} %{over})"
 
 
-def _around(difference: Difference) -> str:
+def _around(difference: MeanRatio) -> str:
     low, high = difference.low or 1.0, difference.high or 1.0
     if high >= 1 + _FACTOR:
         return f"{three_digits(low)} to {three_digits(high)} times"
@@ -414,7 +414,7 @@ def _marked(cells: list[str], values: Sequence[float | None], choose: Callable[.
     return [BEST + cell if value == best else cell for cell, value in zip(cells, values, strict=True)]
 
 
-def _change(difference: Difference | None) -> str:
+def _change(difference: MeanRatio | None) -> str:
     """``−31 %``; from twice on ``3.1×``."""
     if difference is None:
         return ""
@@ -425,7 +425,7 @@ def _change(difference: Difference | None) -> str:
     )
 
 
-def _interval(difference: Difference | None) -> str:
+def _interval(difference: MeanRatio | None) -> str:
     """``−35 to −27``, in the unit of the change."""
     if difference is None or difference.low is None or difference.high is None:
         return ""

@@ -46,7 +46,7 @@ _FULL = 0.9
 """Share of the limit in use at the peak below which a kill has another cause."""
 
 
-class Place:
+class CgroupPlace:
     """Where groups can be made.
 
     :param parents: the folders that they are made in, by controller.
@@ -71,7 +71,7 @@ class Place:
         cpus: float | None = None,
         pids: int | None = None,
         denied: Iterable[str] = (),
-    ) -> Group:
+    ) -> UnitCgroup:
         """The group of a unit; None is no limit.
 
         :param memory: bytes.
@@ -89,7 +89,7 @@ class Place:
             elif kind == "devices" and not is_v2:
                 values += [(f"{folder}/devices.deny", f"c {device} rwm") for device in denied]
         scope = f"{name}.scope" if self.scope else ""
-        return Group(dict.fromkeys(folders.values()), values, scope, denied if scope else ())
+        return UnitCgroup(dict.fromkeys(folders.values()), values, scope, denied if scope else ())
 
 
 def remove_empty(parents: Iterable[str]) -> None:
@@ -116,7 +116,7 @@ def _limit_files(kind: str, limit: float, *, is_v2: bool) -> list[tuple[str, str
     return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota_us))]
 
 
-def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
+def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> CgroupPlace:
     """Where this process can make groups. Nothing is changed."""
     own, parents, missing = own_folders(proc), dict[str, str](), dict[str, str]()
     unified = own.get("")
@@ -140,16 +140,18 @@ def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
             missing[kind] = "without systemd, version 2 of control groups limits no devices"
         else:
             missing[kind] = "the system has no control groups for it here"
-    return Place(parents, missing)
+    return CgroupPlace(parents, missing)
 
 
-def _place_of_systemd(proc: str) -> Place:
+def _place_of_systemd(proc: str) -> CgroupPlace:
     import shutil  # the supervisor, which is to start fast, asks for no place
 
     if shutil.which(BUSCTL) is None:
-        return Place({}, dict.fromkeys(CONTROLLERS, f"there is no {BUSCTL} to ask systemd for a scope with"))
+        return CgroupPlace(
+            {}, dict.fromkeys(CONTROLLERS, f"there is no {BUSCTL} to ask systemd for a scope with")
+        )
     top = next(mount for kinds, _, mount in _mounts(proc) if kinds == [""])
-    return Place(dict.fromkeys(CONTROLLERS, f"{top}/system.slice"), scope=True)
+    return CgroupPlace(dict.fromkeys(CONTROLLERS, f"{top}/system.slice"), scope=True)
 
 
 def _who() -> str:
@@ -203,7 +205,7 @@ def _is_v2(folder: str) -> bool:
     return os.path.exists(f"{folder}/cgroup.controllers")
 
 
-class Group:
+class UnitCgroup:
     """The group of one unit.
 
     :param folders: one for each controller, or one in all.
@@ -224,7 +226,7 @@ class Group:
         self._before: set[str] = set()
 
     @classmethod
-    def parse(cls, text: str) -> Group:
+    def parse(cls, text: str) -> UnitCgroup:
         return cls(*json.loads(text))
 
     def __str__(self) -> str:

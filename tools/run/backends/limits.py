@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.tools.run.backends.cgroup import Group, Place, find_place, gpu_devices, number_in, remove_empty
+from pliant.tools.run.backends.cgroup import (
+    CgroupPlace,
+    UnitCgroup,
+    find_place,
+    gpu_devices,
+    number_in,
+    remove_empty,
+)
 from pliant.tools.run.backends.protocol import StartedUnit, Unit
 
 OF_SYSTEM: Final = 0.05
@@ -39,9 +46,9 @@ class UnitLimits:
         self.cards: dict[str, str] = {}
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> CgroupPlace:
         if not self._cluster.isolation:
-            return Place({})
+            return CgroupPlace({})
         place = find_place()
         remove_empty(() if place.scope else place.parents.values())
         return place
@@ -55,7 +62,7 @@ class UnitLimits:
     def _nodes(self) -> dict[str, Node]:
         return {node.name: node for node in self._cluster.expanded()}
 
-    def group(self, name: str, unit: Unit, gpus: Collection[str]) -> Group | None:
+    def group(self, name: str, unit: Unit, gpus: Collection[str]) -> UnitCgroup | None:
         """The group of a unit. Returns None if it gets none.
 
         :param name: of the group.
@@ -105,7 +112,7 @@ class UnitLimits:
         denied = self._denied(gpus_of(units))
         allowed = [device for device in self.devices.values() if device not in denied]
         for unit in units:
-            Group(unit.groups).set_devices(denied, allowed)
+            UnitCgroup(unit.groups).set_devices(denied, allowed)
 
 
 def gpus_of(units: Iterable[Unit | StartedUnit]) -> set[str]:

@@ -21,7 +21,7 @@ import psutil
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.profile.torchrun.start import kill, node_environment, strays, tree
-from pliant.tools.run.backends.cgroup import Group
+from pliant.tools.run.backends.cgroup import UnitCgroup
 from pliant.tools.run.backends.host import (
     Waker,
     Watched,
@@ -177,7 +177,7 @@ class LocalBackend:
         self._launched[handle] = record
 
     def _spawn(
-        self, handle: Handle, index: int, unit: Unit, record: StartedUnit, group: Group | None
+        self, handle: Handle, index: int, unit: Unit, record: StartedUnit, group: UnitCgroup | None
     ) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
         supervisor, env, told = SUPERVISOR, node_environment(os.environ, unit.env), b""
@@ -241,7 +241,7 @@ class LocalBackend:
         record = self._record(handle)
         for index, unit in enumerate(record.units if record else ()):
             if unit.groups and (only is None or index in only):
-                group = Group(unit.groups)
+                group = UnitCgroup(unit.groups)
                 group.kill()
                 group.remove()
 

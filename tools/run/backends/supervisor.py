@@ -132,7 +132,7 @@ def supervise(
                 send(ordered)
         if now_s - beat_s[0] >= HEARTBEAT_S - POLL_INTERVAL_S / 2:
             beat_s[0] = now_s
-            files.say(beat)
+            files.write(beat)
         if meter is not None and now_s - used_s[0] >= USAGE_INTERVAL_S:
             used_s[0] = now_s
             meter.look()
@@ -140,7 +140,7 @@ def supervise(
         if logs.look() != before_s:
             signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
 
-    files.say(beat)
+    files.write(beat)
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
     try:
@@ -284,20 +284,20 @@ class SupervisorFiles:
         with self.own():
             return order()
 
-    def say(self, say: Callable[[str], object]) -> None:
+    def write(self, write: Callable[[str], object]) -> None:
         with self.own():
-            say(self._code_file)
+            write(self._code_file)
         if self.shown != self._code_file:
             with contextlib.suppress(OSError):
-                say(self.shown)
+                write(self.shown)
 
     def end(self, code: int, killed: dict[str, int] | None = None) -> int:
         """:param killed: what is known if the system killed a part of the command for its memory."""
         remove_scratch(self._scratch)
         if killed is not None:
             with contextlib.suppress(OSError):
-                self.say(lambda path: note_memory(path, killed))
-        self.say(lambda path: write_code(path, code))
+                self.write(lambda path: note_memory(path, killed))
+        self.write(lambda path: write_code(path, code))
         return 0
 
 
@@ -386,7 +386,7 @@ class CommandGroup:
         self._root = contextlib.nullcontext if account is None else account.as_root
         self._group: Any = None
         try:
-            group = find_module("cgroup").Group.parse(text) if text else None
+            group = find_module("cgroup").UnitCgroup.parse(text) if text else None
             if group is not None:
                 with self._root():
                     for fault in group.make():

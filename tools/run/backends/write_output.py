@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
             time.sleep(POLL_INTERVAL_S)
 
 
-class Target:
+class OutputTarget:
     """A file that a job names, for one or several workers."""
 
     def __init__(self, path: str) -> None:
@@ -125,7 +125,7 @@ def _share(descriptor: int) -> None:
 class Source:
     """One output file of a worker."""
 
-    def __init__(self, path: str, target: Target) -> None:
+    def __init__(self, path: str, target: OutputTarget) -> None:
         self._path, self.target = path, target
         self._at = self._before = 0
         # Bytes that are not copied.
@@ -178,7 +178,7 @@ class Copies:
 
     def __init__(self, logs: str, order: dict[str, Any]) -> None:
         self._logs, self._order = logs, order
-        self._targets = {path: Target(path) for path in {*order["output"], *order["error"]}}
+        self._targets = {path: OutputTarget(path) for path in {*order["output"], *order["error"]}}
         self._sources: dict[str, Source] = {}
         self._sought_s = float("-inf")
 

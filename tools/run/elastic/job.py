@@ -36,7 +36,7 @@ from pliant.tools.run.elastic.loop.prepared import (
     watch_others,
 )
 from pliant.tools.run.elastic.loop.workers import Batching, WorkerGroup
-from pliant.tools.run.elastic.measured import Measured, Measurement
+from pliant.tools.run.elastic.measured import MeasuredModels, Measurement
 from pliant.tools.run.elastic.membership.instructions import Leave
 from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.membership.process_group import join_torchrun_group
@@ -253,7 +253,7 @@ class ElasticJob:
         if self._membership is None and self.world_size > 1:
             averaging.begin_torchrun(given.models.values())
         if request is not None:
-            models = Measured(given.models, gradients)
+            models = MeasuredModels(given.models, gradients)
             training = Training(given.together, given.optimizers, self._helpers)
             batch = self._batch_size
             split = None if batch is None else BatchSplit(batch, drop_last=drop_last)

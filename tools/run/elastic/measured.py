@@ -39,7 +39,7 @@ class Measurement:
     def __init__(
         self,
         request: MeasurementRequest,
-        models: Measured,
+        models: MeasuredModels,
         source: DataSource | StreamSource | None,
         training: Training,
         backend: str | None,
@@ -193,7 +193,7 @@ class MeasuredBody:
         """Nothing: a measurement trains for no result."""
 
 
-class Measured(nn.ModuleDict):
+class MeasuredModels(nn.ModuleDict):
     """The models of a job, as the measurement turns their averaging on and off."""
 
     def __init__(self, models: Mapping[str, nn.Module], gradients: Gradients) -> None:

@@ -103,7 +103,7 @@ class WhatIfRunner:
         error = error_of(head)
         if error.exit_code in _ERRORS_OF_QUESTIONS:
             raise error
-        _log.warning("door: a prediction for %s was not made: %s", who.account, error)
+        _log.warning("gateway: a prediction for %s was not made: %s", who.account, error)
         raise PliantError("no prediction was made; the messages of the run say why")
 
     def spent_s(self, uid: int) -> float:
@@ -168,7 +168,7 @@ class RequestHandlers:
         self._heavy: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def to(
-        self, request: asked.Asked, who: Caller, roles: Roles, limits: AccountLimits
+        self, request: asked.AnyRequest, who: Caller, roles: Roles, limits: AccountLimits
     ) -> bytes | Iterator[bytes]:
         """The answer, as JSON, or piece by piece.
 

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder
 from pliant.tools.run.gateway.permissions import Caller
-from pliant.tools.run.gateway.protocol import as_line, said, with_value
+from pliant.tools.run.gateway.protocol import as_line, error_document, with_value
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 
 CREDENTIAL_TTL_S: Final = 60
@@ -166,7 +166,7 @@ class MungeListener:
             try:
                 self.look()
             except OSError as error:
-                _log.warning("door: letters: %s", error)
+                _log.warning("gateway: munge: %s", error)
 
     def look(self) -> None:
         """Take the request files that are there."""
@@ -206,7 +206,7 @@ class MungeListener:
         try:
             self._write(name, who, self._answer(name, data, who))
         except Exception:  # noqa: BLE001 - one request, of one account
-            _log.exception("door: a letter of %s met an error", who.account)
+            _log.exception("gateway: a request of %s by munge met an error", who.account)
         finally:
             self._gate.leave(who, time.thread_time())
 
@@ -216,7 +216,7 @@ class MungeListener:
             answered = self._gate.answer(line, who)
             return reply_of(answered)
         except PliantError as error:
-            return as_line(said(error))
+            return as_line(error_document(error))
 
     def _opened(self, name: str, data: bytes, who: Caller) -> bytes:
         """The request in a file.

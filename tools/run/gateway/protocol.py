@@ -185,13 +185,13 @@ class ReadStacks(GatewayRequest):
     within_s: Annotated[PositiveFloat, Field(le=MAX_STACKS_WAIT_S)] = MAX_STACKS_WAIT_S
 
 
-Asked = (
+AnyRequest = (
     SubmitJobs | CancelJobs | OrderJobs | OrderNodes | Look | Describe | MeasureUse | ReadOutput | ReadEvents
 ) | (AwaitEnds | ReadStacks | WhatIfQuestion)
-REQUEST: Final = TypeAdapter[Asked](Annotated[Asked, Field(discriminator="ask")])
+REQUEST: Final = TypeAdapter[AnyRequest](Annotated[AnyRequest, Field(discriminator="ask")])
 
 
-def said(error: PliantError) -> dict[str, Any]:
+def error_document(error: PliantError) -> dict[str, Any]:
     return {"ok": False, "exit": error.exit_code, "error": str(error)}
 
 
@@ -241,7 +241,7 @@ def piece(data: bytes) -> bytes:
 
 
 def last_piece(error: PliantError | None = None) -> bytes:
-    text = as_line({"ok": True} if error is None else said(error))
+    text = as_line({"ok": True} if error is None else error_document(error))
     return _LENGTH.pack(_LAST) + piece(text)
 
 

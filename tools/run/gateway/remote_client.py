@@ -141,17 +141,17 @@ class _GatewayClient(ABC):
         return self._answer(question)
 
     @abstractmethod
-    def _exchange(self, request: asked.Asked) -> bytes:
+    def _exchange(self, request: asked.AnyRequest) -> bytes:
         """Send a request; returns the line that answers it."""
 
     @abstractmethod
-    def _pieces(self, request: asked.Asked) -> Iterator[bytes]:
+    def _pieces(self, request: asked.AnyRequest) -> Iterator[bytes]:
         """Send a request; yields the answer piece by piece."""
 
-    def _value(self, request: asked.Asked) -> Any:
+    def _value(self, request: asked.AnyRequest) -> Any:
         return json.loads(self._answer(request))
 
-    def _answer(self, request: asked.Asked) -> bytes:
+    def _answer(self, request: asked.AnyRequest) -> bytes:
         """The value of an answer, as JSON.
 
         :raises PliantError: the request was refused or could not be executed.
@@ -201,11 +201,11 @@ class MungeClient(_GatewayClient):
             yield None
             time.sleep(POLL_INTERVAL_S)
 
-    def _exchange(self, request: asked.Asked) -> bytes:
+    def _exchange(self, request: asked.AnyRequest) -> bytes:
         with gateway_address(self._dirs):  # checks the folders on the way
             return send(self._dirs, as_line(request.model_dump(mode="json")), self._munge)
 
-    def _pieces(self, request: asked.Asked) -> Iterator[bytes]:
+    def _pieces(self, request: asked.AnyRequest) -> Iterator[bytes]:
         yield str(self._value(request)).encode("utf-8", "surrogateescape")
 
 
@@ -216,11 +216,11 @@ class SocketClient(_GatewayClient):
         for data in self._pieces(asked.AwaitEnds(jobs=tuple(job_ids))):
             yield JobEnd(**json.loads(data)) if data else None
 
-    def _exchange(self, request: asked.Asked) -> bytes:
+    def _exchange(self, request: asked.AnyRequest) -> bytes:
         with self._connected() as connection:
             return bytes(self._sent(connection, request).readline())
 
-    def _pieces(self, request: asked.Asked) -> Iterator[bytes]:
+    def _pieces(self, request: asked.AnyRequest) -> Iterator[bytes]:
         with self._connected() as connection:
             file = self._sent(connection, request)
             line = file.readline()
@@ -231,7 +231,7 @@ class SocketClient(_GatewayClient):
             except (EOFError, OSError) as error:
                 raise ServiceMissingError(f"{self.state}: its run has ended meanwhile") from error
 
-    def _sent(self, connection: socket.socket, request: asked.Asked) -> Any:
+    def _sent(self, connection: socket.socket, request: asked.AnyRequest) -> Any:
         with suppress(BrokenPipeError, ConnectionResetError):  # refused at once; the answer says why
             connection.sendall(as_line(request.model_dump(mode="json")))
         return connection.makefile("rb")
@@ -252,10 +252,10 @@ class SocketClient(_GatewayClient):
                 text = f"no run serves {self.state} now, and nothing was asked: tell its operator"
                 raise ServiceMissingError(text) from error
             except OSError as error:
-                text = f"{self.state}: its door cannot be reached: {error.strerror or error}"
+                text = f"{self.state}: its gateway cannot be reached: {error.strerror or error}"
                 raise ServiceMissingError(text) from error
             if (uid := peer_of(connection).uid) != ROOT:
-                text = f"user {uid} listens at its door, and a run of root should: nothing was asked"
+                text = f"user {uid} listens at its gateway, expected root: nothing was asked"
                 raise UsageError(f"{self.state}: {text}")
             try:
                 yield connection

@@ -34,12 +34,12 @@ from pliant.tools.run.gateway.protocol import (
     REQUEST_TIMEOUT_S,
     SEND_TIMEOUT_S,
     as_line,
+    error_document,
     gateway_address,
     last_piece,
     peer_of,
     piece,
     read_line,
-    said,
     with_value,
 )
 from pliant.tools.run.statedir.directory import StateDir
@@ -103,7 +103,7 @@ class RefusalLog:
                 return
             count = self._left_out.pop(who.uid, 0)
         more = f" (and {counted(count, 'time')} before)" if count else ""
-        _log.warning("door: %s: refused: %s%s", who.account, harmless(text), more)
+        _log.warning("gateway: %s: refused: %s%s", who.account, harmless(text), more)
 
 
 class GatewayServer:
@@ -127,7 +127,7 @@ class GatewayServer:
                 except (BlockingIOError, ConnectionAbortedError):
                     break
                 except OSError as error:  # out of descriptors: those that are open will end
-                    _log.warning("door: %s", error)
+                    _log.warning("gateway: %s", error)
                     time.sleep(0.1)
                     break
                 try:
@@ -151,7 +151,7 @@ class GatewayServer:
         if not refusal:
             return None
         self._complaints.note(who, refusal)
-        return {**said(LockedError(f"{refusal}: try again in a moment")), "wait_s": wait_s}
+        return {**error_document(LockedError(f"{refusal}: try again in a moment")), "wait_s": wait_s}
 
     def leave(self, who: Caller, cpu_s: float) -> None:
         """Count it as over."""
@@ -215,7 +215,7 @@ class GatewayServer:
             with closing(connection), suppress(OSError):
                 self._serve(connection, who)
         except Exception:  # noqa: BLE001 - one request, of one account
-            _log.exception("door: a request of %s met an error that is a bug in pliant", who.account)
+            _log.exception("gateway: a request of %s met an error that is a bug in pliant", who.account)
         finally:
             self.leave(who, time.thread_time())
 
@@ -224,7 +224,7 @@ class GatewayServer:
             answer = self.answer(self._read(connection, who), who)
         except PliantError as error:
             connection.settimeout(SEND_TIMEOUT_S)
-            connection.sendall(as_line(said(error)))
+            connection.sendall(as_line(error_document(error)))
             return
         connection.settimeout(SEND_TIMEOUT_S)
         if isinstance(answer, Iterator):

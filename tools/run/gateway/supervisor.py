@@ -52,7 +52,7 @@ class _Supervisor:
             *(str(dirs.path), "" if roles is None else str(roles), *([] if socket is None else [socket])),
         ]
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="gateway", daemon=True)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class _Supervisor:
             self._process.communicate()
             text = said.decode(errors="replace").strip() or f"it ended with code {code}"
             kind: type[PliantError] = UsageError if code == UsageError.exit_code else ServiceMissingError
-            raise kind(f"the door cannot be opened: {text}")
+            raise kind(f"the gateway cannot be started: {text}")
         self._thread.start()
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class _Supervisor:
                     pipe.close()
             if self._closing.is_set():
                 return
-            _log.warning("the door ended with code %d: it is opened again in %g s", code, pause_s)
+            _log.warning("the gateway ended with code %d: it is started again in %g s", code, pause_s)
             if self._closing.wait(pause_s):
                 return
             pause_s = min(MAX_RESTART_DELAY_S, 2 * pause_s)

@@ -227,7 +227,7 @@ class Request:
         return job.submit_time <= now_s or wait_s <= AT_ONCE_S + time.monotonic() - self.seen_s
 
     @property
-    def asks(self) -> bool:
+    def has_content(self) -> bool:
         return bool(self.jobs or self.cancelled or self.order)
 
     @property
@@ -275,7 +275,7 @@ class Spool:
         by_name = {name: self._read.get(name) or self._request(name) for name in names}
         self.all_read = None not in by_name.values()
         self._read = {name: request for name, request in by_name.items() if request is not None}
-        return [request for request in self._read.values() if request.asks]
+        return [request for request in self._read.values() if request.has_content]
 
     def settle(self, log: RunLog, to_come: Container[str] = ()) -> None:
         """Remove the requests that the log holds, and orders about jobs that no longer exist.

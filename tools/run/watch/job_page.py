@@ -122,7 +122,7 @@ class Happened:
     words: str
     reason: str
     """Without what the policy says."""
-    policy_says: str
+    policy_reason: str
     gpus: int | None
     workers: int = 0
     """Number of workers lost or replaced."""
@@ -199,8 +199,8 @@ def _happened(event: TypedEvent) -> Happened | None:
     return None
 
 
-def _of(event: TypedEvent, words: str, reason: str = "", policy_says: str = "") -> Happened:
-    return Happened(event.time, event.name, words, reason, policy_says, event.gpus)
+def _of(event: TypedEvent, words: str, reason: str = "", policy_reason: str = "") -> Happened:
+    return Happened(event.time, event.name, words, reason, policy_reason, event.gpus)
 
 
 def _held(at: Placed | JobLog) -> str:
@@ -304,7 +304,7 @@ def _facts(
     loss, stall_s = job.log.loss, job.log.stall_s
     yield "loss", "" if loss is None else f"{loss:.4g}"
     yield "stall", "" if stall_s is None else f"the last change of its GPUs took {stall_s:.2g} s"
-    yield "policy", job.policy_says if explain else ""
+    yield "policy", job.policy_reason if explain else ""
     if job.log.ended_s is None and status.holder is None:
         yield "run", run_line(status, state)
 
@@ -390,7 +390,7 @@ def history_lines(
 
 
 def _entry(each: Happened, now_s: float, width: int | None, *, explain: bool) -> list[str]:
-    said = f"policy: {each.policy_says}" if explain and each.policy_says else ""
+    said = f"policy: {each.policy_reason}" if explain and each.policy_reason else ""
     text = ": ".join(filter(None, [each.words, "; ".join(filter(None, [each.reason, said]))]))
     return _hanging(f"  {clock_text(each.time_s, now_s)}  ", one_line(text), width)
 
@@ -472,7 +472,7 @@ def job_fields(job: JobStatus, state: Path) -> dict[str, Any]:
         "retries": log.retries,
         "exit_code": log.exit_code,
         "signal": signal_name(log.exit_code),
-        "policy_says": job.policy_says,
+        "policy_says": job.policy_reason,
         "output": files.get("output"),
         "error": files.get("error"),
     }
@@ -517,7 +517,7 @@ def history_fields(happened: Iterable[Happened]) -> list[dict[str, Any]]:
             "event": each.event,
             "gpus": each.gpus,
             "reason": each.reason,
-            "policy_says": each.policy_says,
+            "policy_says": each.policy_reason,
         }
         for each in happened
     ]
@@ -582,8 +582,8 @@ def waiting_facts(
     job: JobStatus, found: Waiting | None, status: Status, now_s: float
 ) -> Iterator[tuple[str, str]]:
     """(label, text) of each thing to say."""
-    if job.policy_says:
-        yield "policy", job.policy_says
+    if job.policy_reason:
+        yield "policy", job.policy_reason
     if found is None:
         return
     yield "needs", _needs(job, found)

@@ -45,7 +45,7 @@ class JobStatus:
     """One of :data:`STATES`."""
     why: str = ""
     brief: str = ""
-    policy_says: str = ""
+    policy_reason: str = ""
     expected: StartPrediction = field(default=_NOTHING)
     limit_s: float = inf
     """Latest end by a limit of the job."""
@@ -66,7 +66,7 @@ class JobStatus:
     @property
     def waits_for_limit(self) -> bool:
         """Whether it waits for its user's limit, and not for GPUs."""
-        return not self.log.gpus and self.policy_says.startswith(OVER_LIMIT)
+        return not self.log.gpus and self.policy_reason.startswith(OVER_LIMIT)
 
     @property
     def samples_per_second(self) -> float | None:

@@ -51,7 +51,7 @@ _Value = str | float | None
 
 
 def why(job: JobStatus, *, explain: bool = False) -> str:
-    parts = [job.brief or job.why, f"policy: {job.policy_says}" if explain and job.policy_says else ""]
+    parts = [job.brief or job.why, f"policy: {job.policy_reason}" if explain and job.policy_reason else ""]
     return "; ".join(filter(None, parts))
 
 

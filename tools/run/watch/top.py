@@ -48,7 +48,7 @@ class Use:
     """Share of the GPUs of the cluster."""
     progress: Progress | None
     """The newest report of its current attempt."""
-    heard_s: float | None
+    reported_s: float | None
     """Time of writing, UTC."""
     busy: float | None = None
     """Part of its slots that was busy over the last minute, as the supervisors of its processes see it."""
@@ -131,7 +131,7 @@ def sorted_uses(uses: Sequence[Use], by: By) -> list[Use]:
         "gpus": lambda use: -use.job.gpus,
         "speed": lambda use: -(use.samples_per_second or 0.0),
         "job": lambda _use: 0.0,
-        "heard": lambda use: use.heard_s or 0.0,
+        "heard": lambda use: use.reported_s or 0.0,
     }
     return sorted(uses, key=lambda use: (figures[by](use), use.id))
 
@@ -176,7 +176,7 @@ def _row(use: Use, now_s: float) -> tuple[str, ...]:
         memory_text(None if report is None else report.memory),
         _figures(None if report is None else report.loss),
         "-" if report is None else f"{report.attempt}.{report.generation}",
-        "-" if use.heard_s is None else f"{span_text(max(0.0, now_s - use.heard_s))} ago",
+        "-" if use.reported_s is None else f"{span_text(max(0.0, now_s - use.reported_s))} ago",
     )
 
 
@@ -201,7 +201,7 @@ def _fields(use: Use) -> Mapping[str, Any]:
         "global_batch": use.job.global_batch,
         "samples_done": use.job.samples_done if report is None else report.samples_done,
         **{name: None if report is None else getattr(report, name) for name in names},
-        "heard_at": iso_time(use.heard_s),
+        "heard_at": iso_time(use.reported_s),
         "busy": use.busy,
         "memory_of_all": use.memory,
     }

@@ -158,7 +158,7 @@ class Reclaim:
         held = sum(claim.held.get(kind, 0) for claim in self.claims.values())
         spare = gpus - held + self._shrink(over, kind, cuts)
         helps = any(
-            claim.wanted.get(kind, 0) > claim.held.get(kind, 0) or self._can_start(owner, kind, spare, cuts)
+            claim.demanded.get(kind, 0) > claim.held.get(kind, 0) or self._can_start(owner, kind, spare, cuts)
             for owner, claim in self.claims.items()
             if self.over(owner, kind) < 0
         )

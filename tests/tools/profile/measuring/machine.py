@@ -3,7 +3,13 @@
 from collections.abc import Callable, Iterator
 
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point, PointSearch, Rounds
+from pliant.tools.profile.measuring.request import (
+    LaunchOutcome,
+    MeasurementRequest,
+    Point,
+    PointSearch,
+    Rounds,
+)
 
 
 class Machine:
@@ -28,7 +34,7 @@ class Machine:
         self, script: Script, workers: int, request: MeasurementRequest, advance: Advance
     ) -> LaunchEnd:
         self.launches.append((script.name, workers, request))
-        outcome = Outcome(parameters=7, torch="2", device="cpu")
+        outcome = LaunchOutcome(parameters=7, torch="2", device="cpu")
         try:
             for point in self._points(request, workers):
                 if self.trouble:
@@ -52,7 +58,7 @@ class Machine:
         while (cut := course.next()) is not None:
             visited.append(self._visit(workers, *cut))
             yield visited[-1]
-            course.tell(cut, fits=cut[0] <= self.limit)
+            course.record(cut, fits=cut[0] <= self.limit)
         known = {point.weights for point in request.known}
         for weights in request.weights:
             if weights not in known:

@@ -10,7 +10,7 @@ import pytest
 from pliant.schemas.errors import JobsFailedError
 from pliant.tools.profile.measuring import launch as launching
 from pliant.tools.profile.measuring.launch import Script, environment, failure, launch
-from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.request import ENV_PROFILE, LaunchOutcome, MeasurementRequest, Point
 from pliant.tools.profile.torchrun.start import NO_STORE, RUN_TORCHRUN, standalone, torchrun, workers_of
 from pliant.tools.run import progress
 from tests.tools.run.site import until
@@ -43,7 +43,7 @@ def test_a_failure_names_model_gang_and_batch_or_what_to_do(tmp_path: Path) -> N
     log = tmp_path / "logs" / "run" / "attempt_0" / "0" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.write_text(TRACE)
-    outcome = Outcome(current=Point(local_batch=32))
+    outcome = LaunchOutcome(current=Point(local_batch=32))
     assert failure(Script("net", ()), 2, 1, outcome, tmp_path) == (
         'measuring model "net" on 2 workers: the script failed at local batch 32: KeyError: 7'
     )
@@ -126,7 +126,7 @@ def test_torchrun_ends_as_the_worker_that_failed_first(tmp_path: Path) -> None:
 
 
 def test_a_relaunch_is_a_checkpoint_leaving_and_a_start() -> None:
-    outcome = Outcome(done=True, first_step_s=105.0, left_s=200.0, checkpoint_s=0.5)
+    outcome = LaunchOutcome(done=True, first_step_s=105.0, left_s=200.0, checkpoint_s=0.5)
     ended = launching._timed(outcome, 100.0, 201.5)
     assert (ended.start_s, ended.relaunch_s) == (5.0, 0.5 + 1.5 + 5.0)
     assert launching._timed(outcome.model_copy(update={"checkpoint_s": None}), 100.0, 201.5).start_s is None

@@ -104,7 +104,7 @@ def tried(bracket: BatchSearch, limit: int) -> list[int]:
     batches = []
     while (batch := bracket.next()) is not None:
         batches.append(batch)
-        bracket.tell(batch, fits=batch <= limit)
+        bracket.record(batch, fits=batch <= limit)
     return batches
 
 

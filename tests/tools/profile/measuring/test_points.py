@@ -156,7 +156,7 @@ def test_a_course_passes_over_what_is_known() -> None:
     course, tried = PointSearch(request, 1), []
     while (cut := course.next()) is not None:
         tried.append(cut)
-        course.tell(cut, fits=cut[0] <= 17)
+        course.record(cut, fits=cut[0] <= 17)
     assert tried == [(2, 1), (4, 1), (32, 1), (18, 1), (11, 1), (14, 1), (16, 1), (8, 1), (16, 3)]
     points = [Point(local_batch=a, accum=b, feasible=a <= 17, step_s=(1.0,)) for a, b in tried]
     for count, cut in enumerate(tried):

@@ -11,7 +11,7 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.measuring import run
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
 from pliant.tools.profile.measuring.plan import MeasuringOptions
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.request import LaunchOutcome, MeasurementRequest, Point
 from pliant.tools.profile.measuring.run import Launch, measure
 from pliant.tools.profile.throughput import APART
 from tests.builders import cluster, job
@@ -93,9 +93,9 @@ def test_where_nothing_fits_no_gang_starts_and_reduces_are_once() -> None:
     ) -> LaunchEnd:
         machine.launches.append((script.name, workers, request))
         if request.misfit == 1:
-            return LaunchEnd(Outcome(done=True))
+            return LaunchEnd(LaunchOutcome(done=True))
         local = (request.misfit or 9) // 2
-        return LaunchEnd(Outcome(current=Point(local_batch=local)), out_of_memory=True)
+        return LaunchEnd(LaunchOutcome(current=Point(local_batch=local)), out_of_memory=True)
 
     notes: list[str] = []
     profile = profiled(nothing_fits, CPUS, low=1, high=2, batch=8, more={"note": notes.append})

@@ -8,7 +8,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script, launch
 from pliant.tools.profile.measuring.plan import MeasuringOptions
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, best_visits
+from pliant.tools.profile.measuring.request import LaunchOutcome, MeasurementRequest, best_visits
 from pliant.tools.profile.measuring.run import measure
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from tests.builders import job
@@ -43,7 +43,7 @@ def short(script: Script, workers: int, request: MeasurementRequest, advance: Ad
     return launch(script, workers, request.model_copy(update={"least_seconds": 0.0}), advance)
 
 
-def quiet(_outcome: Outcome) -> None:
+def quiet(_outcome: LaunchOutcome) -> None:
     pass
 
 

@@ -11,7 +11,14 @@ import torch
 from pliant.tools.profile.measuring import worker
 from pliant.tools.profile.measuring.launch import read_outcome
 from pliant.tools.profile.measuring.request import MeasurementRequest, Point, best_visits, is_settled, spread
-from pliant.tools.profile.measuring.worker import OtherLoad, Recorder, Sweep, _Load, device_of, own_share
+from pliant.tools.profile.measuring.worker import (
+    OtherLoad,
+    OutcomeRecorder,
+    Sweep,
+    _Load,
+    device_of,
+    own_share,
+)
 from pliant.tools.profile.throughput import BUSY
 
 pytestmark = pytest.mark.torch
@@ -23,9 +30,9 @@ def test_nothing_more_is_measured_for_a_launcher_that_was_killed(tmp_path: Path)
     request = MeasurementRequest(result=str(tmp_path / "outcome.json"), launcher_pid=gone.pid)
     meter = device_of(torch.device("cpu"), None)
     with pytest.raises(SystemExit, match="who started it is gone"):
-        Recorder(request, 0, 1, meter).begin(Point(local_batch=1))
+        OutcomeRecorder(request, 0, 1, meter).begin(Point(local_batch=1))
     waiting = request.model_copy(update={"launcher_pid": os.getpid()})
-    Recorder(waiting, 0, 1, meter).begin(Point(local_batch=1))
+    OutcomeRecorder(waiting, 0, 1, meter).begin(Point(local_batch=1))
     found = read_outcome(tmp_path / "outcome.json")
     assert found is not None
     assert found.current == Point(local_batch=1)

@@ -19,8 +19,8 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends import cgroup, supervisor
 from pliant.tools.run.backends.cgroup import (
-    Group,
-    Place,
+    CgroupPlace,
+    UnitCgroup,
     allowed_devices,
     find_place,
     gpu_devices,
@@ -63,7 +63,7 @@ class Host:
                     (folder / name).write_text(OFFERED if name == "cgroup.controllers" else "")
         return own
 
-    def place(self, *, systemd: bool = False) -> Place:
+    def place(self, *, systemd: bool = False) -> CgroupPlace:
         return find_place(str(self.proc), str(self.sys if systemd else self.sys / "none"))
 
 
@@ -165,7 +165,7 @@ def test_where_systemd_runs_a_unit_is_in_a_scope_of_its_own(
         *("DevicePolicy", "s", "closed", "DeviceAllow", "a(ss)", "2"),
         *("char-pts", "rwm", "/dev/nvidia0", "rwm", "0"),
     ]
-    Group(group.folders).set_devices(["195:1"], [])  # after its launcher has died, too
+    UnitCgroup(group.folders).set_devices(["195:1"], [])  # after its launcher has died, too
     assert (tmp_path / "asked").read_text().split("\n")[5:-1] == [
         *("SetUnitProperties", "sba(sv)", "g.scope", "true", "3", "DeviceAllow", "a(ss)", "0"),
         *("DevicePolicy", "s", "closed", "DeviceAllow", "a(ss)", "2"),
@@ -210,9 +210,9 @@ def test_a_unit_has_what_its_job_demands_or_its_share(
     unit: Unit, memory: int | None, cpus: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(Place, "group", lambda _self, name, **wanted: asked.append((name, wanted)))
+    monkeypatch.setattr(CgroupPlace, "group", lambda _self, name, **wanted: asked.append((name, wanted)))
     limits = UnitLimits(Cluster.model_validate({"nodes": NODES}))
-    limits.place = Place({"pids": str(tmp_path), "devices": str(tmp_path)})
+    limits.place = CgroupPlace({"pids": str(tmp_path), "devices": str(tmp_path)})
     (tmp_path / "pids.max").write_text("8000")
     limits.devices, limits.cards = {"GPU-a": "195:0", "GPU-b": "195:1"}, {"MIG-1": "GPU-a"}
     limits.group("g", unit, ["MIG-1"])
@@ -239,7 +239,7 @@ def test_a_command_runs_without_a_group_that_cannot_be_had(
     (tmp_path / "file").touch()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "cgroup.procs").write_text("1\n")  # of another account
-    for text in ("no JSON", str(Group([f"{tmp_path}/file/g"])), str(Group([f"{tmp_path}/taken"]))):
+    for text in ("no JSON", str(UnitCgroup([f"{tmp_path}/file/g"])), str(UnitCgroup([f"{tmp_path}/taken"]))):
         limited = supervisor.CommandGroup(text, None)
         with limited.inside():
             pass
@@ -255,7 +255,7 @@ def test_what_a_job_has_its_code_recorded_with_is_in_its_group(tmp_path: Path) -
     looks = '#!/bin/sh\ncd "{}"; echo $PPID $(cat cgroup.procs) > seen; : > cgroup.procs\n'
     python.write_text(looks.format(group))
     python.chmod(0o755)
-    env = {"TMPDIR": str(tmp_path), supervisor.ENV_GROUP: str(Group([str(group)]))}
+    env = {"TMPDIR": str(tmp_path), supervisor.ENV_GROUP: str(UnitCgroup([str(group)]))}
     env[supervisor.ENV_CODE] = json.dumps({"command": [], "python": str(python)})
     argv = (
         sys.executable,
@@ -286,8 +286,8 @@ class Live(Site):
         node = {"name": "n0", "gpus": 2, "memory": 300 << 20, "cpus": 2}
         return LocalBackend(Cluster.model_validate({"nodes": (node,), "slots": "cpu"}), self.folder)
 
-    def group(self, unit: int = 0) -> Group:
-        return Group(self.record().units[unit].groups)
+    def group(self, unit: int = 0) -> UnitCgroup:
+        return UnitCgroup(self.record().units[unit].groups)
 
     def is_removed(self, unit: int = 0) -> bool:
         return not any(os.path.exists(folder) for folder in self.group(unit).folders)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
+from pliant.tools.profile.measuring.request import ENV_PROFILE, LaunchOutcome, MeasurementRequest, best_visits
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from tests.tools.run.elastic.gang import Gang, final, plain
 
@@ -116,7 +116,7 @@ def test_a_measurement_takes_the_place_of_the_training(tmp_path: Path, kind: str
     request = MeasurementRequest(result=str(result), local_batches=(4,), least_seconds=0, **more)
     order.write_text(request.model_dump_json())
     plain(tmp_path, script=SCRIPT, kind=kind, workers=workers, env={ENV_PROFILE: str(order)})
-    outcome = Outcome.model_validate_json(result.read_bytes())
+    outcome = LaunchOutcome.model_validate_json(result.read_bytes())
     assert outcome.done
     assert (outcome.checkpoint_s is not None) == (outcome.rescale_s is not None) == (workers > 1)
     assert 0 <= (outcome.rescale_s or 0) < 60, "the workers have rehearsed a change in place"

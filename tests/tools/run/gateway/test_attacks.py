@@ -166,7 +166,7 @@ def test_a_flood_is_refused_to_the_one_who_floods_alone(run: Shared):
     assert any("4 connections of" in line for line in refusals), refusals
     assert any("more than 0.001 requests a second" in line for line in refusals)
     assert run.by(BOB, "status").exit_code == 0
-    assert run.logged(f"door: {MAL} (uid {MAL}): refused: ")
+    assert run.logged(f"gateway: {MAL} (uid {MAL}): refused: ")
     run.refused(MAL, "status", code=75)
 
 

@@ -45,7 +45,7 @@ def test_jobs_of_others_are_changed_by_operators_and_leads_alone(run: Shared):
         for words in orders:
             line = run.refused(stranger, words.format(job))
             assert f"job {job} belongs to {ADA}, and {stranger} may not" in line
-    assert run.logged(f"door: {EVE} (uid {EVE}): refused: job {job} belongs to")
+    assert run.logged(f"gateway: {EVE} (uid {EVE}): refused: job {job} belongs to")
     assert run.events(job) == before
     for chief in (LEA, OPS):
         job = submitted(run, ADA, f"b-{chief}")
@@ -153,7 +153,7 @@ def test_output_is_for_the_owner_of_the_job_alone(run: Shared):
         assert f"job {name} belongs to {ADA}: its output is for its owner" in run.refused(
             other, f"log {name}"
         )
-    assert run.logged(f"door: {BOB} (uid {BOB}): refused: job {name} belongs to")
+    assert run.logged(f"gateway: {BOB} (uid {BOB}): refused: job {name} belongs to")
 
 
 def test_where_jobs_are_private_others_see_counts_alone(run: Shared):

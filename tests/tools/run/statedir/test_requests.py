@@ -262,7 +262,7 @@ def test_a_request_waits_for_a_submission_that_cannot_be_read(dirs: StateDir, mo
         own.settle(RunLog())
     first, second = own.requests()
     assert [each.id for each in first.jobs] == ["a"]
-    assert second.asks
+    assert second.has_content
     first.path.unlink()
     own.settle(RunLog())
     assert own.requests() == []

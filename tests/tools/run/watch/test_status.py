@@ -613,7 +613,7 @@ def test_a_report_of_an_earlier_attempt_or_a_torn_one_is_ignored(busy: StateDir)
     record(busy, Event(NOW_S + 2, "progress", "a", samples_done=1.0, detail={"attempt": 2}))
     reports(busy, "b")
     busy.job("b").progress.write_bytes(b'{"schema": "pliant.prog')
-    assert [(use.progress, use.heard_s) for use in used(busy).values()] == [(None, None), (None, None)]
+    assert [(use.progress, use.reported_s) for use in used(busy).values()] == [(None, None), (None, None)]
 
 
 @given(st.integers(8, 120), st.floats(0, 1e300), st.text(max_size=40))

@@ -288,7 +288,7 @@ class SlurmBackend:
         view = self._controller.view
         if view is None or self._controller.failure:
             return UnitReport(float("-inf"), None)
-        return UnitReport(view.asked_s, view.steps.get(f"{self.leases.id_of(unit.node)}/{unit.name}"))
+        return UnitReport(view.queried_s, view.steps.get(f"{self.leases.id_of(unit.node)}/{unit.name}"))
 
     def _place(self, unit: SlurmUnit) -> StepPlace | None:
         """Where a unit may be started now. Returns None if its node has no running lease."""
@@ -437,7 +437,7 @@ class Leases:
                 self._drop_second(running or jobs, jobs)
             seen = view.nodes.get(node)
             wanted = renew and not jobs and seen is not None and seen.serves is not False
-            due = asked.submission is None and now_s >= asked.next_s and view.asked_s >= asked.seen_from_s
+            due = asked.submission is None and now_s >= asked.next_s and view.queried_s >= asked.seen_from_s
             if wanted and due:
                 argv = command_lines.sbatch_lease(asked.lease, self._options, self._state)
                 asked.submission = Later(argv)

@@ -399,7 +399,7 @@ _log = logging.getLogger("pliant")
 class ControllerView:
     """What Slurm said at one time."""
 
-    asked_s: float
+    queried_s: float
     """Time of the view on this process's clock."""
     jobs: Sequence[SlurmJob] = ()
     steps: Mapping[str, SlurmStep] = field(default_factory=dict)
@@ -455,25 +455,25 @@ class Controller:
 
     def _ask(self) -> None:
         """One look, which counts only if all of it succeeds."""
-        asked_s = time.monotonic()
+        queried_s = time.monotonic()
         try:
             jobs = _jobs_of_all() if self.of_all else parsing.jobs(ask(squeue_jobs(os.getuid())))
             steps = parsing.steps(ask(squeue_steps(os.getuid())))
-            nodes = self._ask_for_nodes(asked_s)
+            nodes = self._ask_for_nodes(queried_s)
         except ServiceMissingError as error:
             self.failure = str(error)
             return
         self.failure = ""
         by_name = {f"{step.job_id}/{step.name}": step for step in steps}
-        self.view = ControllerView(asked_s, jobs, by_name, nodes)
+        self.view = ControllerView(queried_s, jobs, by_name, nodes)
 
-    def _ask_for_nodes(self, asked_s: float) -> Mapping[str, SlurmNode]:
+    def _ask_for_nodes(self, queried_s: float) -> Mapping[str, SlurmNode]:
         if not self._nodes:
             return {}
-        if self.view is not None and asked_s - self._nodes_s < NODES_S:
+        if self.view is not None and queried_s - self._nodes_s < NODES_S:
             return self.view.nodes
         wanted, listed = set(self._nodes), parsing.nodes(ask(show_nodes()))
-        self._nodes_s = asked_s
+        self._nodes_s = queried_s
         return {node.name: node for node in listed if node.name in wanted}
 
     def _warn(self) -> None:

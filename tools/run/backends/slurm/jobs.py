@@ -231,7 +231,7 @@ class SlurmJobsBackend:
         self._looked_at = view
         now_s = time.monotonic()
         old_s, prefix = now_s - _FORGET_S, command_lines.job_prefix(self._dirs.path)
-        self._unwanted = {job: asked_s for job, asked_s in self._unwanted.items() if asked_s > old_s}
+        self._unwanted = {job: queried_s for job, queried_s in self._unwanted.items() if queried_s > old_s}
         for job in view.jobs:
             if self._controller.of_all and job.name.startswith(prefix) and job.name not in self._names:
                 self._unwanted.setdefault((job.name, job.uid), now_s + SHOWS_S)
@@ -256,7 +256,7 @@ class SlurmJobsBackend:
         if view is None or self._controller.failure:
             return JobListing(_NEVER, None)
         own = (job for job in view.jobs if job.uid == attempt.uid and attempt.is_it(job))
-        return JobListing(view.asked_s, next(own, None))
+        return JobListing(view.queried_s, next(own, None))
 
     def _attempt(self, handle: Handle) -> Attempt:
         if handle not in self._attempts:
@@ -281,7 +281,7 @@ class SlurmJobsBackend:
 class JobListing:
     """What Slurm last said of an attempt's job."""
 
-    asked_s: float
+    queried_s: float
     """Long ago if Slurm does not answer."""
     job: SlurmJob | None
 
@@ -353,7 +353,7 @@ class Attempt:
 
     def _seen(self, unit: SlurmUnit, listed: JobListing, stage: Stage) -> UnitReport:
         job = None if stage == "gone" else listed.job
-        return UnitReport(listed.asked_s, None if job is None else SlurmStep(job.id, "", unit.name))
+        return UnitReport(listed.queried_s, None if job is None else SlurmStep(job.id, "", unit.name))
 
     def _may_come(self, now_s: float) -> bool:
         """Whether a job that is not listed may still come, or its files may still be seen."""
@@ -376,7 +376,7 @@ class Attempt:
                 _log.warning("job %s waits in Slurm's queue: %s", self.handle.job, reason)
             return
         asked_after = self.since_s if self.submission is None else self.submission.ended_s
-        if listed.asked_s <= asked_after or self._absent_s is not None:
+        if listed.queried_s <= asked_after or self._absent_s is not None:
             return
         self._absent_s = now_s
         if self._job_id:

@@ -38,10 +38,10 @@ from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import (
     PRIVATE,
     AttemptDir,
-    ask_server,
     look_again,
     open_log,
     read_file,
+    refresh_folder,
 )
 from pliant.tools.run.statedir.contract.liveness import Heartbeats
 
@@ -72,7 +72,7 @@ CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 class UnitReport:
     """What Slurm last said of a unit."""
 
-    asked_s: float
+    queried_s: float
     """Long ago if Slurm did not answer."""
     step: SlurmStep | None
 
@@ -115,7 +115,7 @@ class SlurmUnit:
         self._ordered_s = time.monotonic() if self.order == "kill" else float("inf")
 
     @property
-    def wanted(self) -> bool:
+    def is_requested(self) -> bool:
         return not self.order and bool(self._started.argv)
 
     @property
@@ -155,10 +155,10 @@ class SlurmUnit:
 
     def kept(self, beats: Heartbeats, seen: UnitReport, now_s: float) -> UnitStatus:
         silence_s = beats.silence_s(self.beat_file, DEAD_S)
-        gone = seen.step is None and seen.asked_s > now_s - GONE_S / 2
+        gone = seen.step is None and seen.queried_s > now_s - GONE_S / 2
         if silence_s < (GONE_S if gone else DEAD_S):
             return _RUNNING
-        ask_server(self._talk.path)  # it may have ended well, unknown to this host
+        refresh_folder(self._talk.path)  # it may have ended well, unknown to this host
         if (ended := self.ended()) is not None:
             return ended
         displaced = self._displaced()
@@ -179,12 +179,12 @@ class SlurmUnit:
         :param place: None if it cannot be started now.
         :param asking: a lease has just been asked for.
         """
-        if not self.wanted:
+        if not self.is_requested:
             return self._unwanted()
         waits_s = now_s - max(self._since_s, self._ended_s)
         if self.srun is not None:
             return self._give_up() if waits_s >= START_S else _STARTING
-        if seen.step is not None and seen.asked_s > self._ended_s:
+        if seen.step is not None and seen.queried_s > self._ended_s:
             return _RUNNING
         if self._tries and waits_s < (SHOWS_S if self._code == 0 else RETRY_INTERVAL_S):
             return _STARTING
@@ -245,7 +245,7 @@ class SlurmUnit:
 
     def _shows(self) -> bool:
         """Whether its node has left files that this host did not see before."""
-        ask_server(self._talk.path)
+        refresh_folder(self._talk.path)
         return self.is_taken_over() or self.ended() is not None
 
     def _give_up(self) -> UnitStatus:

@@ -12,7 +12,7 @@ import torch
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch, Rows, to_device
-from pliant.tools.run.elastic.loop.step import NOTHING_AWAITED, PassMode, Phase
+from pliant.tools.run.elastic.loop.step import NOTHING_AWAITED, LoopPhase, PassMode
 from pliant.tools.run.elastic.loop.stepper import Stepper
 from pliant.tools.run.elastic.loop.tally import like, numbers_in, numbers_of
 from pliant.tools.run.elastic.state.training import EpochPhase, mixed_seed
@@ -174,7 +174,7 @@ class LoopBody:
         return agreed.copy() if isinstance(agreed, dict | list) else agreed
 
     def _check_in_epoch(self, name: str) -> None:
-        if self._stepper.phase is Phase.BEFORE or self._training.phase == EpochPhase.PENDING:
+        if self._stepper.phase is LoopPhase.BEFORE or self._training.phase == EpochPhase.PENDING:
             raise UsageError(f"call {name} in the loop over job.epochs or job.steps")
 
     def _settle_open_step(self) -> None:

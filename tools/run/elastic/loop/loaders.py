@@ -147,7 +147,7 @@ class ElasticLoader(Passes):
         A worker may begin in the middle of an epoch, and a step may be tried twice. So a loop that does not
         take all batches ends by this, before it trains one: ``if loader.steps_done == 100: break``.
         """
-        self._loop.epoch.asked_for_steps = True
+        self._loop.epoch.steps_requested = True
         return math.ceil(self._loop.training.counters.epoch_samples / self.batch_size)
 
     def _given(self, micros: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:

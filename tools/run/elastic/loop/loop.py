@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.body import LoopBody
-from pliant.tools.run.elastic.loop.step import Phase
+from pliant.tools.run.elastic.loop.step import LoopPhase
 from pliant.tools.run.elastic.loop.stepper import Stepper
 from pliant.tools.run.elastic.loop.workers import WorkerGroup
 from pliant.tools.run.elastic.state.training import EpochPhase
@@ -28,7 +28,7 @@ class EpochRecord:
     """Samples of the epoch that were trained before this process began its part."""
     is_served: bool = False
     """Whether the loader has served the whole epoch."""
-    asked_for_steps: bool = False
+    steps_requested: bool = False
     """Whether the script has asked for ``loader.steps_done``."""
 
 
@@ -61,7 +61,7 @@ class TrainingLoop:
     @property
     def started(self) -> bool:
         """Whether ``epochs`` has begun."""
-        return self.stepper.phase is not Phase.BEFORE
+        return self.stepper.phase is not LoopPhase.BEFORE
 
     @property
     def resumed(self) -> bool:
@@ -93,9 +93,9 @@ class TrainingLoop:
                 self.stepper.step.values = 0
                 self.epoch = EpochRecord(begun_at=self.training.counters.epoch_samples, is_served=True)
                 if self.training.phase == EpochPhase.STEPS:
-                    self.epoch.is_served, self.stepper.phase = False, Phase.IN_EPOCH
+                    self.epoch.is_served, self.stepper.phase = False, LoopPhase.IN_EPOCH
                     yield self.training.counters.epoch
-                    self.stepper.phase = Phase.BETWEEN_EPOCHS
+                    self.stepper.phase = LoopPhase.BETWEEN_EPOCHS
                 self._end_epoch()
         except GeneratorExit:
             self.leave()
@@ -110,11 +110,11 @@ class TrainingLoop:
     def leave(self) -> None:
         """The script has left ``epochs``, or ends while still holding its iterator."""
         stepper, membership = self.stepper, self._membership
-        if stepper.phase in {Phase.BEFORE, Phase.BETWEEN_EPOCHS} or (
+        if stepper.phase in {LoopPhase.BEFORE, LoopPhase.BETWEEN_EPOCHS} or (
             membership is not None and membership.over
         ):
             return
-        stepper.phase = Phase.BETWEEN_EPOCHS
+        stepper.phase = LoopPhase.BETWEEN_EPOCHS
         if stepper.is_untrained and not self.training.counters.step:
             self.workers.warn("nothing is trained: the script has left its training before the first step")
         # a metric counts if the epoch was left after its steps
@@ -140,8 +140,8 @@ class TrainingLoop:
                 "or evaluate with a DataLoader"
             )
         stepper.settle()
-        if stepper.phase is Phase.IN_EPOCH:
-            stepper.phase = Phase.IN_BATCHES
+        if stepper.phase is LoopPhase.IN_EPOCH:
+            stepper.phase = LoopPhase.IN_BATCHES
         stepper.order.begin_loop()
         self._loops += 1
         self.training.restore_again()
@@ -156,7 +156,7 @@ class TrainingLoop:
         :param is_last: whether it was given the last batch of that epoch.
         :raises UsageError: its remaining batches belong to another loop or epoch.
         """
-        in_epoch = self.stepper.phase in {Phase.IN_EPOCH, Phase.IN_BATCHES}
+        in_epoch = self.stepper.phase in {LoopPhase.IN_EPOCH, LoopPhase.IN_BATCHES}
         is_over = self.training.counters.epoch != epoch or not in_epoch
         if not is_over and number == self._loops:
             return True
@@ -186,7 +186,7 @@ class TrainingLoop:
 
     def _start(self) -> None:
         workers = self.workers
-        self.stepper.phase = Phase.BETWEEN_EPOCHS
+        self.stepper.phase = LoopPhase.BETWEEN_EPOCHS
         if workers.membership is not None or workers.context.world_size > 1 or workers.accumulates:
             self.stepper.counts.watch()
         workers.start()
@@ -222,7 +222,7 @@ class TrainingLoop:
         counters, membership, seen = self.training.counters, self._membership, self.epoch
         if membership is None or counters.epoch_samples >= self.dataset_size:
             return
-        decides_alike = seen.asked_for_steps or self.stepper.checks.consulted
+        decides_alike = seen.steps_requested or self.stepper.checks.consulted
         counts_passes = not (seen.is_served or self.workers.replays_epoch or decides_alike)
         if counts_passes and self.workers.accumulates and not self.stepper.by_steps:
             raise UsageError(

@@ -17,7 +17,7 @@ _DRAWS_OF_LOOP: Final = 1 << 20
 """Number of the first draw of a loop over the micro-steps, times the number of that loop."""
 
 
-class Phase(Enum):
+class LoopPhase(Enum):
     """Where the script is in its training, on this worker."""
 
     BEFORE = "before the training"
@@ -64,7 +64,7 @@ class InnerLoop(Enum):
     COMPLETE = "complete"
 
 
-class Outcome(Enum):
+class StepOutcome(Enum):
     """What becomes of a step at the end of a pass."""
 
     NEXT = "next micro-step"
@@ -197,7 +197,7 @@ class Step:
         if self.mode is PassMode.MADE:
             self.turn = self.part  # a worker that came with this state acts as those that trained the part
 
-    def outcome(self, parts: int, *, is_past: bool, is_lost: bool, left: bool = False) -> Outcome:
+    def outcome(self, parts: int, *, is_past: bool, is_lost: bool, left: bool = False) -> StepOutcome:
         """What becomes of the step now that its pass ends.
 
         :param parts: parts that are made.
@@ -208,15 +208,15 @@ class Step:
         micro = self.micro
         if self.mode.is_changed:
             is_made = micro is not None and not is_past and parts > self.part
-            return Outcome.COUNTED if is_made else Outcome.DROPPED
+            return StepOutcome.COUNTED if is_made else StepOutcome.DROPPED
         if left and not self.stepped:
-            return Outcome.DROPPED
+            return StepOutcome.DROPPED
         if micro is None or not micro.last:
-            return Outcome.DROPPED if left else Outcome.NEXT
+            return StepOutcome.DROPPED if left else StepOutcome.NEXT
         if is_lost:
-            return Outcome.RETRY
+            return StepOutcome.RETRY
         waits = self.part > self.turn and max(parts, self.turn + 1) <= self.part
-        return Outcome.TURN if waits and not left else Outcome.COUNTED
+        return StepOutcome.TURN if waits and not left else StepOutcome.COUNTED
 
     def take_losses(self) -> Mean:
         """The losses that the script has logged since the last call."""

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch, tensors_in
 from pliant.tools.run.elastic.loop.prepared import StepVoidError
-from pliant.tools.run.elastic.loop.step import InnerLoop, Outcome, PassMode, Phase
-from pliant.tools.run.elastic.loop.tally import Counts, PassCheck, StepSums
+from pliant.tools.run.elastic.loop.step import InnerLoop, LoopPhase, PassMode, StepOutcome
+from pliant.tools.run.elastic.loop.tally import PassCheck, StepCounts, StepSums
 from pliant.tools.run.elastic.loop.weights import StepWeights
 from pliant.tools.run.elastic.loop.workers import WorkerGroup
 from pliant.tools.run.elastic.state.training import Mean
@@ -32,12 +32,12 @@ class Stepper:
     """
 
     def __init__(self, workers: WorkerGroup) -> None:
-        self.workers, self.step, self.phase = workers, workers.step, Phase.BEFORE
+        self.workers, self.step, self.phase = workers, workers.step, LoopPhase.BEFORE
         training = workers.training
         self.weights = StepWeights(training.modules, takes_turns=len(training.optimizers) > 1)
         self.order = ReadOrder()
         self.checks = PassCheck()
-        self.counts = Counts(workers.gradients, workers.averaging, workers.warn)
+        self.counts = StepCounts(workers.gradients, workers.averaging, workers.warn)
         self.sums = StepSums()
         # No optimizer has made a step in this process.
         self.is_untrained = True
@@ -48,7 +48,7 @@ class Stepper:
     @property
     def in_batches(self) -> bool:
         """Whether the script is in the loop over batches or steps."""
-        return self.phase is Phase.IN_BATCHES
+        return self.phase is LoopPhase.IN_BATCHES
 
     @property
     def failed(self) -> bool:
@@ -225,7 +225,7 @@ class Stepper:
     def leave(self) -> None:
         """The script leaves the loop over batches: what it trains next belongs to no batch."""
         if self.in_batches:
-            self.phase = Phase.IN_EPOCH
+            self.phase = LoopPhase.IN_EPOCH
         self.own_step()
 
     def break_off(self) -> None:
@@ -279,11 +279,11 @@ class Stepper:
         if micro is None or not micro.last:
             return
         losses = step.take_losses()
-        if outcome is Outcome.TURN:
+        if outcome is StepOutcome.TURN:
             training.parts = max(training.parts, step.turn + 1)
             return
         step.under_way = False
-        if outcome is Outcome.RETRY and self.workers.retry():
+        if outcome is StepOutcome.RETRY and self.workers.retry():
             return
         self._count(micro, losses)
 
@@ -306,7 +306,7 @@ class Stepper:
         workers.exchange_if_counted()
         workers.divide_again()
         losses = step.take_losses()
-        if outcome is Outcome.COUNTED and micro is not None:
+        if outcome is StepOutcome.COUNTED and micro is not None:
             self._count(micro, losses)
         else:
             workers.gradients.forget()

@@ -92,7 +92,7 @@ class StepSums:
         return sums.clone()
 
 
-class Counts:
+class StepCounts:
     """What the losses of a step are means of: its samples, or what the script says."""
 
     def __init__(self, gradients: Gradients, averaging: Averaging, warn: Callable[[str], None]) -> None:

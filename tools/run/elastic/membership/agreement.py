@@ -21,10 +21,10 @@ from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext, read_plan
 from pliant.tools.run.statedir.contract.folders import (
     UnreadableError,
-    ask_server,
     is_there,
     look_again,
     read_record,
+    refresh_folder,
 )
 from pliant.tools.run.statedir.contract.liveness import life
 from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, Plan
@@ -60,7 +60,7 @@ class NotNeededError(Exception):
     """The others have trained to the end without this worker."""
 
 
-class StopAskedError(Exception):
+class StopRequestedError(Exception):
     """The job, or this worker, is asked to stop."""
 
 
@@ -129,7 +129,7 @@ class PlanWatch:
         self._mark = (0, 0, 0)
 
     @property
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether a signal or the newest plan asks this worker to stop."""
         return (self._stop is not None and self._stop.received) or self.newest().abort
 
@@ -137,12 +137,12 @@ class PlanWatch:
         """:param fresh: this worker has no state yet, and may be too late.
 
         :raises NotNeededError: the others have trained to the end.
-        :raises StopAskedError: this worker is asked to stop.
+        :raises StopRequestedError: this worker is asked to stop.
         """
         if fresh and self._looks_at_ends.is_due() and self._context.is_done():
             raise NotNeededError
-        if self.stop_asked:
-            raise StopAskedError
+        if self.stop_requested:
+            raise StopRequestedError
 
     def newest(self) -> Plan:
         """The newest plan seen. A missing or unreadable file changes nothing."""
@@ -175,7 +175,7 @@ class PlanWatch:
         deadline = time.monotonic() + timeout_s
         while not is_there(path):
             if self._asks.is_due():
-                ask_server(path.parent)
+                refresh_folder(path.parent)
             if time.monotonic() > deadline:
                 raise ServiceMissingError(
                     f"{path} was announced by another worker but is not here after {timeout_s:g} s: "
@@ -187,7 +187,7 @@ class PlanWatch:
     def _newest_ready(self, plan: Plan) -> Plan:
         attempt, known = self._context.folder.attempt(plan.attempt), self._context.known
         if self._asks_for_others.is_due():
-            ask_server(attempt.path)
+            refresh_folder(attempt.path)
         for generation in range(plan.generation, self._in_force.generation, -1):
             try:
                 candidate = read_plan(attempt.plan(generation))

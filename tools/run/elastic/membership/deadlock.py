@@ -30,7 +30,7 @@ from pliant.schemas.file_io.record import NonNegativeInt, Record
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.agreement import RateLimiter
 from pliant.tools.run.elastic.membership.process_group import SERVER_POLL_INTERVAL_S, pause, publish_file
-from pliant.tools.run.statedir.contract.folders import ask_server, read_file
+from pliant.tools.run.statedir.contract.folders import read_file, refresh_folder
 from pliant.tools.run.statedir.contract.liveness import life
 
 POLL_INTERVAL_S: Final = 2.0
@@ -58,7 +58,7 @@ class Position(NamedTuple):
     """Last step that ended on this worker without a backward pass."""
 
 
-class Waiting(Record):
+class WaitPoint(Record):
     """Where a worker waits for the others."""
 
     generation: NonNegativeInt
@@ -91,9 +91,9 @@ class DeadlockWatch:
         self._place: tuple[object, ...] | None = None
         self._since_s = 0.0
         # What the others can read of this worker.
-        self._own: Waiting | None = None
+        self._own: WaitPoint | None = None
         # By rank.
-        self._others: list[Waiting | None] = []
+        self._others: list[WaitPoint | None] = []
         self._others_since_s = 0.0
         self._has_warned = False
         # The step that the main thread waits to leave out with the others.
@@ -155,7 +155,7 @@ class DeadlockWatch:
         self._without = generation, step
         while missing:
             if asks.is_due():
-                ask_server(attempt.path)
+                refresh_folder(attempt.path)
                 if any(life(attempt.presence(worker)) == "gone" for worker in missing):
                     break
             missing = [
@@ -166,9 +166,9 @@ class DeadlockWatch:
             pause()
         self._without = None
 
-    def _say(self) -> Waiting:
+    def _say(self) -> WaitPoint:
         position = self._position()
-        own = Waiting(generation=self._context.plan.generation, place=author_place(), **position._asdict())
+        own = WaitPoint(generation=self._context.plan.generation, place=author_place(), **position._asdict())
         publish_file(self._context.attempt.waits(self._context.worker), own.model_dump_json().encode())
         self._own = own
         return own
@@ -178,13 +178,13 @@ class DeadlockWatch:
             self._own, self._others = None, []
             self._context.attempt.waits(self._context.worker).unlink(missing_ok=True)
 
-    def _read(self, worker: int) -> Waiting | None:
+    def _read(self, worker: int) -> WaitPoint | None:
         """Where another worker waits. Returns None if it does not, or under another plan."""
         attempt = self._context.attempt
-        ask_server(attempt.path)
+        refresh_folder(attempt.path)
         text = read_file(attempt.waits(worker))
         try:
-            waiting = None if text is None else Waiting.model_validate_json(text)
+            waiting = None if text is None else WaitPoint.model_validate_json(text)
         except ValidationError:
             return None
         return (
@@ -198,7 +198,7 @@ def _has_skipped(text: bytes | None, generation: int, step: int) -> bool:
     return numbers[:1] == [generation] and numbers[1] >= step
 
 
-def described(waiting: Sequence[Waiting], slots: Sequence[str]) -> str:
+def described(waiting: Sequence[WaitPoint], slots: Sequence[str]) -> str:
     """Why workers that all wait will not go on; empty if they wait at one place, where an exchange is slow.
 
     :param slots: of the workers, in the same order.

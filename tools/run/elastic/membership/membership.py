@@ -28,7 +28,7 @@ from pliant.tools.run.elastic.membership.agreement import (
     LeftEpochError,
     NotNeededError,
     PlanWatch,
-    StopAskedError,
+    StopRequestedError,
     StopSignal,
     Vote,
     ballot,
@@ -92,7 +92,7 @@ class Membership:
     @property
     def stopping(self) -> bool:
         """Whether the job, or this worker, was asked to stop."""
-        return self._watch.stop_asked
+        return self._watch.stop_requested
 
     @property
     def over(self) -> bool:
@@ -113,7 +113,7 @@ class Membership:
             self._watch.check_needed(fresh=True)
         except NotNeededError:
             return self._exit.leave()
-        except StopAskedError:
+        except StopRequestedError:
             return self._exit.stop()
         return CONTINUE
 

@@ -45,7 +45,7 @@ from pliant.tools.run.elastic.torch_internals import (
     replace_store,
     set_group_timeout,
 )
-from pliant.tools.run.statedir.contract.folders import ask_server, is_there, refuse_public
+from pliant.tools.run.statedir.contract.folders import is_there, refresh_folder, refuse_public
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Member, Plan
 
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
@@ -299,7 +299,7 @@ class FolderStore(dist.Store):
         """Add to the number that the key holds, from 0; returns the sum."""
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            ask_server(self._folder)
+            refresh_folder(self._folder)
             path = self._path(key)
             total = value + (int(path.read_bytes()) if is_there(path) else 0)
             self.set(key, str(total))
@@ -310,7 +310,7 @@ class FolderStore(dist.Store):
             return True
         if not self._asks.is_due():
             return False
-        ask_server(self._folder)
+        refresh_folder(self._folder)
         return all(is_there(self._path(key)) for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta = _STORE_TIMEOUT) -> None:

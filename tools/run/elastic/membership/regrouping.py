@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pliant.tools.run.elastic.membership.agreement import NotNeededError, StopAskedError, Vote
+from pliant.tools.run.elastic.membership.agreement import NotNeededError, StopRequestedError, Vote
 from pliant.tools.run.elastic.membership.instructions import REGROUP, Leave, Regroup, Resplit
 from pliant.tools.run.elastic.membership.process_group import lost_peer, publish_file, released
 from pliant.tools.run.elastic.membership.rendezvous import CutOffError, NoPlanError, Rendezvous
@@ -162,7 +162,7 @@ class Regrouping:
             cursors = self._rendezvous.meet(cursor)
         except NotNeededError:
             return self._exit.leave()
-        except StopAskedError:
+        except StopRequestedError:
             return self._exit.stop() if cursor is None else self._give_up(training, "asked to stop")
         except NoPlanError as error:
             return self._give_up(training, str(error))
@@ -172,7 +172,7 @@ class Regrouping:
         return self._exit.leave() if self._context.left else cursors
 
     def _give_up(self, training: Training, reason: str) -> Leave:
-        return self._exit.save_and_leave(training, reason, lambda: self._watch.stop_asked)
+        return self._exit.save_and_leave(training, reason, lambda: self._watch.stop_requested)
 
     def _share_state(self, training: Training, cursors: Sequence[Cursor | None]) -> Resplit:
         """Give all workers of the group, which call this together, the state of the furthest.

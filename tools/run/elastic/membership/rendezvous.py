@@ -49,7 +49,7 @@ from pliant.tools.run.elastic.membership.process_group import (
 )
 from pliant.tools.run.elastic.state.training import Cursor, written
 from pliant.tools.run.elastic.torch_internals import EXCHANGING_MODULE
-from pliant.tools.run.statedir.contract.folders import AttemptDir, ask_server
+from pliant.tools.run.statedir.contract.folders import AttemptDir, refresh_folder
 from pliant.tools.run.statedir.contract.liveness import SURE_S, Heartbeats, life
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 
@@ -121,7 +121,7 @@ class Rendezvous:
         :raises NoPlanError: later, if a worker has died and no newer plan came.
         :raises CutOffError: this worker does not reach the others.
         :raises NotNeededError: the others have trained to the end.
-        :raises StopAskedError: this worker is asked to stop.
+        :raises StopRequestedError: this worker is asked to stop.
         """
         waiting = self._waiting = RendezvousWait(self.context, self.watch, fresh=cursor is None)
         reported = ""
@@ -331,7 +331,7 @@ class Round:
     def _verdict(self, store: FolderStore, cursor: Cursor | None, listener: ProbeListener | None) -> str:
         rank, ranks = self._context.rank, range(self._context.world_size)
         if listener is not None:
-            store.set(f"door/{rank}", str(listener.endpoint))
+            store.set(f"endpoint/{rank}", str(listener.endpoint))
         store.set(f"here/{rank}", written(cursor))
         here = [f"here/{one}" for one in ranks]
         missed = [f"missed/{one}" for one in ranks] if listener is not None else []
@@ -340,7 +340,7 @@ class Round:
             if probes and store.check(here):
                 others = [one for one in ranks if one != rank]
                 cut_off = unreachable(
-                    {one: Endpoint.parse(store.get(f"door/{one}").decode()) for one in others}
+                    {one: Endpoint.parse(store.get(f"endpoint/{one}").decode()) for one in others}
                 )
                 store.set(f"missed/{rank}", ",".join(map(str, cut_off)))
                 probes = False
@@ -372,8 +372,8 @@ class Round:
         asks = RateLimiter(SERVER_POLL_INTERVAL_S)
         while True:
             if asks.is_due():
-                ask_server(attempt.path)
-                ask_server(attempt.meetings)
+                refresh_folder(attempt.path)
+                refresh_folder(attempt.meetings)
             rounds = [_numbers(one) for one in attempt.meetings.glob(f"{generation}.*")]
             if rounds and max(rounds) >= (generation, self.number):
                 self.number = max(rounds)[1]

@@ -94,11 +94,11 @@ class WorkerExit:
         self.end("stopped", message)
         return Leave()
 
-    def save_and_leave(self, training: Training, reason: str, stop_asked: Callable[[], bool]) -> Leave:
+    def save_and_leave(self, training: Training, reason: str, stop_requested: Callable[[], bool]) -> Leave:
         """Workers are gone, or a stop is asked for, and no plan says how to go on."""
         self.report_saved(wait=True)
         problem = self._saving.save_alone(training)
-        if stop_asked():  # also while it was saved
+        if stop_requested():  # also while it was saved
             return self.stop(problem)
         message = f"{LOST_PEER} ({reason}), and no plan came without it"
         self.end("crashed", "; ".join(filter(None, (message, problem))))

@@ -13,7 +13,7 @@ The processes of one job may be on several hosts. This is what they count on, an
 - Locks may outlive their holders, where a file server waits for a dead host. Then the heartbeat decides.
 - A host may remember for up to a minute what a folder held, or what a file was like (NFS, unless it is
   mounted with ``lookupcache=positive`` or ``noac``). So a worker that waits for a file asks the server again
-  and again (``ask_server`` in files.py), and who reads a file opens it. A launcher does not ask: on NFS it
+  and again (``refresh_folder`` in folders.py); a reader opens the file. A launcher does not ask: on NFS it
   may learn a minute late of files that are new, and at once of those that take another one's place.
 - A file that is removed while another host reads it may stay there under another name (``.nfs…``), and its
   folder with it. Folders that are left are removed with the attempt.

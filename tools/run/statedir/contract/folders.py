@@ -326,11 +326,11 @@ def look_again(path: str | Path) -> os.stat_result | None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether this host knows of the file, see :func:`ask_server`."""
+    """Whether this host knows of the file, see :func:`refresh_folder`."""
     return path.exists()
 
 
-def ask_server(folder: Path) -> None:
+def refresh_folder(folder: Path) -> None:
     """Let this host forget what it remembers of a folder that other hosts write to.
 
     For up to a minute a host may remember that a file was missing, and what a folder held. Setting the time

@@ -64,7 +64,7 @@ class Participant:
 
 
 @dataclass(slots=True)
-class Admission:
+class OptimizerAdmission:
     """The jobs that take part, one optimizer for each GPU type, and why the others wait."""
 
     optimizers: Mapping[str, Optimizer]
@@ -96,13 +96,13 @@ class AdmissionControl:
         quota: int | None,
         *,
         strict: bool,
-    ) -> Admission:
+    ) -> OptimizerAdmission:
         """Let each job join if its smallest size fits beside those of all before it.
 
         :param strict: no job joins after the first waiting job that does not fit.
         """
         optimizers = {gpu_type: Optimizer(gpus, quota) for gpu_type, gpus in gpus_by_type.items()}
-        admission = Admission(optimizers)
+        admission = OptimizerAdmission(optimizers)
         barrier = ""
         for job in sorted(jobs, key=_in_turn):
             if barrier:
@@ -121,7 +121,7 @@ class AdmissionControl:
             members.sort(key=lambda member: (-self._speed(member), member.gpu_type))
         return members
 
-    def _joins(self, job: JobState, admission: Admission) -> bool:
+    def _joins(self, job: JobState, admission: OptimizerAdmission) -> bool:
         if admission.full:
             admission.waiting[job.id] = Explanation(
                 "the jobs before it need all GPUs at their smallest sizes"

@@ -19,7 +19,11 @@ from pliant.schemas.job import Job
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import reject_arrivals, why_impossible
-from pliant.tools.schedule.policies.elastic_dp.admission import Admission, AdmissionControl, Objective
+from pliant.tools.schedule.policies.elastic_dp.admission import (
+    AdmissionControl,
+    Objective,
+    OptimizerAdmission,
+)
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, ScalingCurves, allowed_batches
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.snapshot import Change, Snapshot
@@ -189,7 +193,7 @@ class ElasticDp(Policy):
         return Explanation(f"waits for the next scaling, in {next_s - now_s:.0f} s")
 
 
-def _targets(snapshot: Snapshot, admission: Admission) -> dict[str, Target]:
+def _targets(snapshot: Snapshot, admission: OptimizerAdmission) -> dict[str, Target]:
     wanted = {
         member.job.id: Target(size, member.gpu_type, int(member.curve.batches[size]))
         for member, size in admission.sizes()

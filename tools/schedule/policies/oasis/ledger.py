@@ -56,7 +56,7 @@ class Ledger:
         self.first_part = 1.0
         self._slots = slots
         self._market: Market | None = None
-        self._asks: dict[str, Sequence[tuple[Floats, Bools]]] = {}
+        self._demands: dict[str, Sequence[tuple[Floats, Bools]]] = {}
 
     def move_to(self, origin: int, first_part: float = 1.0) -> None:
         """The first slot that can be booked is ``origin`` now, or a part of it."""
@@ -122,10 +122,12 @@ class Ledger:
 
     def is_full_for(self, job: JobState) -> bool:
         """Whether a job that holds no GPUs would run somewhere, but not one worker has room in any slot."""
-        if job.id not in self._asks:
-            self._asks[job.id] = self.exchange.asks(job)
-        workers, asks = self.market.workers, self._asks[job.id]
-        return bool(asks) and not any(workers.room(demand, 1, servers).any() for demand, servers in asks)
+        if job.id not in self._demands:
+            self._demands[job.id] = self.exchange.worker_demands(job)
+        workers, demands = self.market.workers, self._demands[job.id]
+        return bool(demands) and not any(
+            workers.room(demand, 1, servers).any() for demand, servers in demands
+        )
 
     def book(self, job_id: str, offer: Offer) -> None:
         quote, end = offer.quote, offer.end
@@ -158,7 +160,7 @@ class Ledger:
     def drop(self, job_id: str) -> None:
         booking = self.bookings.pop(job_id, None)
         self.touched.add(job_id)
-        self._asks.pop(job_id, None)
+        self._demands.pop(job_id, None)
         plan = booking.from_slot(self.origin) if booking is not None else None
         if booking is not None and plan is not None and self._market is not None:
             self._market.release(booking.bid, plan)
@@ -413,7 +415,7 @@ class Exchange(ServerNodes):
     def gpu_types(self) -> Iterable[str]:
         return self._of_type
 
-    def asks(self, job: JobState) -> list[tuple[Floats, Bools]]:
+    def worker_demands(self, job: JobState) -> list[tuple[Floats, Bools]]:
         """([resource] what a worker takes, [server] those that it may be on) by GPU type that it runs on."""
         types = ((kind, servers) for kind, servers in self._of_type.items() if self.rates(job, kind))
         return [(self.demands(job, kind).worker, servers) for kind, servers in types]

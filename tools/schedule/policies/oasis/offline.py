@@ -84,7 +84,7 @@ class OasisOffline(BooksSlots):
     def _soonest(self, job: JobState) -> bool:
         return True
 
-    def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
+    def _answer_bids(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
         answers = Answers({}, {})
         weighed = []
         for job in candidates:
@@ -111,12 +111,12 @@ class OasisOffline(BooksSlots):
         detail = {"worth": float(f"{part.worth:.6g}"), "gap": float(f"{part.gap:.3g}")}
         if part.booking is None:
             answers.rejected[job.id] = f"the largest total utility is without it{_in_words(part.gap)}"
-            answers.said[job.id] = {"admitted": False, "gap": detail["gap"]}
+            answers.admissions[job.id] = {"admitted": False, "gap": detail["gap"]}
             return
         ledger.take(job.id, part.booking)
         self._admitted.add(job.id)
         end_s = (part.booking.plan.last + 1) * self.slot_seconds
-        answers.said[job.id] = {"admitted": True, **detail, "end_s": end_s}
+        answers.admissions[job.id] = {"admitted": True, **detail, "end_s": end_s}
 
     def _solved(
         self, weighed: Sequence[tuple[JobState, Mapping[str, Bid]]], snapshot: Snapshot, ledger: Ledger

@@ -1,7 +1,7 @@
 """OASiS: admission on arrival, and schedules over future slots, by the prices of resources.
 
 :class:`BooksSlots` is any policy that books slots to come for jobs; :func:`targets` says what jobs then hold.
-:class:`Oasis` books them at the prices of the :mod:`market`. What is said of its answers comes last.
+:class:`Oasis` books them at the prices of the :mod:`market`. The texts of its answers come last.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SLIP: Final = 1.0
 class Answers(NamedTuple):
     """What becomes of jobs that have no slots."""
 
-    said: dict[str, dict[str, Any]]
+    admissions: dict[str, dict[str, Any]]
     """Details for events, of each bid that is admitted or rejected."""
     rejected: dict[str, str]
 
@@ -133,7 +133,7 @@ class BooksSlots(Policy):
         """What the bounds of prices come from."""
 
     @abstractmethod
-    def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
+    def _answer_bids(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
         """Book slots for jobs that have none, or turn them away."""
 
     def _soonest(self, job: JobState) -> bool:
@@ -152,7 +152,7 @@ class BooksSlots(Policy):
             self._catch_up(snapshot, ledger)
             self._rows = self._rows_of(ledger.bookings, snapshot, ledger)
         candidates = self._candidates(snapshot, ledger)
-        said, rejected = self._hear(candidates[:MOST_BIDS], snapshot, ledger)
+        admissions, rejected = self._answer_bids(candidates[:MOST_BIDS], snapshot, ledger)
         self._follow_bookings(snapshot, ledger)
         jobs, asked = snapshot.jobs, self._asked
         rows = ((jobs[job_id], row) for job_id, row in self._rows.items())
@@ -164,7 +164,7 @@ class BooksSlots(Policy):
         again_s = (slot + 1) * self.slot_seconds if planned_ahead else None
         if len(candidates) > MOST_BIDS:
             again_s = math.nextafter(snapshot.time_s, math.inf)
-        return Decision(target_by_job, rejected, again_s, admissions=said)
+        return Decision(target_by_job, rejected, again_s, admissions=admissions)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         if self._ledger is None:
@@ -450,12 +450,12 @@ class Oasis(BooksSlots):
             return self._present(time_s) + 1, 1.0
         return self._present(time_s), 1.0 if passed <= GRACE else 1 - passed
 
-    def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
+    def _answer_bids(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
         new = [job for job in candidates if job.id not in self._bid_in and not is_plain(job)]
         bids = {job.id: ledger.bids(job, snapshot.time_s) for job in new}
         if not self._like:
             ledger.learn((ledger.origin, bid) for of_job in bids.values() for bid in of_job.values())
-        said: dict[str, dict[str, Any]] = {}
+        admissions: dict[str, dict[str, Any]] = {}
         rejected: dict[str, str] = {}
         for job in candidates:
             is_new = job.id not in self._bid_in
@@ -468,7 +468,7 @@ class Oasis(BooksSlots):
             if not of_job and not self._is_in(job):
                 rejected[job.id] = why_none(job, snapshot)
             elif offer is not None and (sure or offer.quote.is_worth_it):
-                said[job.id] = {"admitted": True, **self._admission(offer, ledger.origin)}
+                admissions[job.id] = {"admitted": True, **self._admission(offer, ledger.origin)}
                 ledger.book(job.id, offer)
                 self._admitted.add(job.id)
                 self._refusals.pop(job.id, None)
@@ -480,8 +480,8 @@ class Oasis(BooksSlots):
                 else:
                     rejected[job.id] = reason
                 if is_new or job.id in rejected:
-                    said[job.id] = {"admitted": False, **refused}
-        return Answers(said, rejected)
+                    admissions[job.id] = {"admitted": False, **refused}
+        return Answers(admissions, rejected)
 
     def _admission(self, offer: Offer, origin: int) -> dict[str, Any]:
         return admission(offer.quote, offer.end, origin, self.slot_seconds)
@@ -586,15 +586,15 @@ def terms(quote: Quote, utility: Utility, since_s: float, slot_s: float) -> dict
     return terms
 
 
-def refusal(said: dict[str, Any], slots: int, slot_s: float) -> str:
-    if "cost" not in said:
+def refusal(refused: dict[str, Any], slots: int, slot_s: float) -> str:
+    if "cost" not in refused:
         return f"does not end within the {counted(slots, 'slot')} of {span_text(slot_s)} ahead"
-    text = f"costs {said['cost']:.4g} and is worth {said['worth']:.4g} at best"
+    text = f"costs {refused['cost']:.4g} and is worth {refused['worth']:.4g} at best"
     ways = []
-    if "least_value" in said:
-        ways.append(f"a value above {said['least_value']:.4g}")
-    if "least_target_s" in said:
-        ways.append(f"a target later than {span_text(said['least_target_s'])}")
+    if "least_value" in refused:
+        ways.append(f"a value above {refused['least_value']:.4g}")
+    if "least_target_s" in refused:
+        ways.append(f"a target later than {span_text(refused['least_target_s'])}")
     return f"{text}; {' or '.join(ways)} would do" if ways else text
 
 

@@ -90,7 +90,7 @@ class DeadlinePlan:
     given_up: list[int] = field(default_factory=list)
     """Rows of jobs that earn nothing any more, or too little for the GPUs that they would take."""
 
-    def said(self, members: PoolColumns, time_s: float) -> dict[str, str]:
+    def reasons(self, members: PoolColumns, time_s: float) -> dict[str, str]:
         """A clause for each job."""
         jobs = members.jobs
         sentences = {

@@ -286,7 +286,7 @@ class ShadowPrice(Policy):
             return shared(members, rules, guard, self._memory)
         waits_s = max(0.0, self.lost_s - self.rescale_s)
         members, guard, plan = with_deadlines(members, guard, time_s, waits_s)
-        self._outlooks |= plan.said(members, time_s)
+        self._outlooks |= plan.reasons(members, time_s)
         return shared(members, rules, guard, self._memory, by_demands=True)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:

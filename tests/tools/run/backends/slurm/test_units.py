@@ -49,7 +49,7 @@ def test_a_kill_of_another_process_ends_the_step(handle: Handle, monkeypatch: py
 def test_files_that_this_host_does_not_know_are_asked_for_first(handle: Handle, monkeypatch, tried) -> None:
     """A host may remember for a minute that a file was not there. The unit runs all the same."""
     asked: list[Path] = []
-    monkeypatch.setattr(units, "ask_server", asked.append)
+    monkeypatch.setattr(units, "refresh_folder", asked.append)
     monkeypatch.setattr(units, "look_again", lambda path: Path(path).stat() if asked else None)
     monkeypatch.setattr(SlurmUnit, "_start", lambda *_: pytest.fail("it is started a second time"))
     unit = unit_of(handle)
@@ -137,7 +137,7 @@ def test_a_unit_lost_after_slurm_asked_it_to_end_is_displaced(handle: Handle) ->
 def test_a_good_end_that_is_seen_late_is_no_loss(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     handle.files.exit_code(0).write_text("0\n")
     asked: list[Path] = []
-    monkeypatch.setattr(units, "ask_server", asked.append)
+    monkeypatch.setattr(units, "refresh_folder", asked.append)
     monkeypatch.setattr(units, "read_file", lambda path: path.read_bytes() if asked else None)
     unit = unit_of(handle)
     assert unit.kept(SILENT, UNSEEN, 100.0) == UnitStatus("exited", 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pliant.tools.run.elastic.loop.batches import MicroBatch
-from pliant.tools.run.elastic.loop.step import Outcome, PassMode, Step
+from pliant.tools.run.elastic.loop.step import PassMode, Step, StepOutcome
 
 pytestmark = pytest.mark.torch
 WHOLE = MicroBatch(start=0, samples=4, weight=1.0, last=True, step_samples=4, steps_left=1)
@@ -71,20 +71,20 @@ def test_each_row_of_the_table_holds(name: str, event: str, expected: str) -> No
     left = event == "left"
     assert left or event == "end"
     outcome = step.outcome(state.parts, is_past=state.is_past, is_lost=state.is_lost, left=left)
-    assert outcome is Outcome(expected)
+    assert outcome is StepOutcome(expected)
 
 
 def test_the_table_names_every_state_and_outcome() -> None:
     rows = table()
     assert {name for name, _, _ in rows} == STATES.keys()
-    assert {text for _, _, text in rows} == {"acts", "quiet", *(each.value for each in Outcome)}
+    assert {text for _, _, text in rows} == {"acts", "quiet", *(each.value for each in StepOutcome)}
 
 
 def test_parts_take_turns_in_passes_of_micro_steps() -> None:
     """The first pass trains the first part, and the next one the second."""
     step = Step()
     step.begin(0.0, 0)
-    for turn, outcome in ((0, Outcome.TURN), (1, Outcome.COUNTED)):
+    for turn, outcome in ((0, StepOutcome.TURN), (1, StepOutcome.COUNTED)):
         step.begin_pass(turn, 7)
         step.micro = WHOLE
         acts = [step.acts()]

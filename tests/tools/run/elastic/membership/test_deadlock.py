@@ -17,7 +17,7 @@ from pliant.tools.run.elastic.membership.deadlock import (
     WARN_AFTER_S,
     DeadlockWatch,
     Position,
-    Waiting,
+    WaitPoint,
     author_place,
     described,
 )
@@ -86,8 +86,8 @@ def test_workers_at_one_place_have_a_slow_exchange(pair: Pair) -> None:
 def test_what_is_said_names_places_and_the_likely_cause(golden_text: Callable[..., None]) -> None:
     slots = ["n0/0", "n0/1", "n1/0"]
     at = {"generation": 1, "epoch": 2, "place": "train.py:17"}
-    waits = Waiting(step=7, **at)
-    golden_text(described([waits, waits, Waiting(step=7, left_out=7, **at)], slots), "left out")
+    waits = WaitPoint(step=7, **at)
+    golden_text(described([waits, waits, WaitPoint(step=7, left_out=7, **at)], slots), "left out")
     golden_text(described([waits, waits, waits.model_copy(update={"place": "a.py:3"})], slots), "elsewhere")
     assert described([waits] * 3, slots) == ""
     assert author_place().startswith(f"{Path(__file__).name}:")

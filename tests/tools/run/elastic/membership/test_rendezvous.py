@@ -21,7 +21,7 @@ import torch
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import Context, WorkerContext
 from pliant.tools.run.elastic.membership import agreement, process_group, rendezvous
-from pliant.tools.run.elastic.membership.agreement import PlanWatch, StopAskedError
+from pliant.tools.run.elastic.membership.agreement import PlanWatch, StopRequestedError
 from pliant.tools.run.elastic.membership.process_group import FolderStore, ProcessGroup, pause
 from pliant.tools.run.elastic.membership.rendezvous import (
     MAX_CONNECT_ATTEMPTS,
@@ -33,7 +33,7 @@ from pliant.tools.run.elastic.membership.rendezvous import (
     unreachable,
 )
 from pliant.tools.run.elastic.state.training import Cursor
-from pliant.tools.run.statedir.contract.folders import JobDir, ask_server
+from pliant.tools.run.statedir.contract.folders import JobDir, refresh_folder
 from pliant.tools.run.statedir.contract.liveness import FileClock
 from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.site import until
@@ -113,12 +113,12 @@ def test_a_worker_called_away_again_and_again_can_be_stopped(job: Path, monkeypa
 
     def stop(self: PlanWatch, *, fresh: bool) -> None:
         if len(attended) == 3:
-            raise StopAskedError
+            raise StopRequestedError
 
     attended: list[None] = []
     monkeypatch.setattr(Round, "attend", away)
     monkeypatch.setattr(PlanWatch, "check_needed", stop)
-    with pytest.raises(StopAskedError):
+    with pytest.raises(StopRequestedError):
         meet(job, 1, HERE)
 
 
@@ -380,7 +380,7 @@ class Memories:
         for module in (process_group, agreement):
             patch.setattr(module, "is_there", self._is_there)
         for module in (process_group, agreement, rendezvous):
-            patch.setattr(module, "ask_server", self._ask)
+            patch.setattr(module, "refresh_folder", self._ask)
         patch.setattr(Path, "glob", lambda folder, pattern: iter(self._list(folder, pattern)))
 
     def _is_there(self, path: Path) -> bool:
@@ -401,7 +401,7 @@ class Memories:
         return self._held[place]
 
     def _ask(self, folder: Path) -> None:
-        ask_server(folder)
+        refresh_folder(folder)
         host = threading.get_ident()
         self._absent.pop((host, folder), None)
         for place in [one for one in self._held if one[:2] == (host, folder)]:
