@@ -60,7 +60,9 @@ def in_words(started: Iterable[Unit]) -> str:
     for unit in started:
         variables = [f"  {name}={value}" for name, value in sorted(unit.env.items())]
         lines += [f"{unit.node} {unit.cwd}: {' '.join(unit.argv)}", *variables]
-    text = "\n".join(lines).replace(sys.executable, "PYTHON")
+    text = "\n".join(lines)
+    for written in (sys.executable, json.dumps(sys.executable)[1:-1]):  # a folder may have an umlaut
+        text = text.replace(written, "PYTHON")
     return text.replace(str(ONE_WORKER), "ONE_WORKER").replace(str(RUN_TORCHRUN), "RUN_TORCHRUN")
 
 
