@@ -17,7 +17,7 @@ import typer
 
 from pliant.cli.config import current_folder
 from pliant.cli.console import LINES, note, print_line, settings, terminal_left
-from pliant.cli.option_types import DURATION_SHOWN, duration, hidden_options, take_old
+from pliant.cli.option_types import DURATION_SHOWN, duration
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
 from pliant.schemas.text import did_you_mean, harmless, shortened, without_long_words
@@ -107,11 +107,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         _log_to_stderr(quiet=quiet, debug=debug)
         signal.signal(signal.SIGTERM, _terminate)
 
-        def body() -> None:
-            take_old(kwargs, signature)
-            function(*args, **kwargs)
-
-        code = run_command(body)
+        code = run_command(functools.partial(function, *args, **kwargs))
         if code:
             raise typer.Exit(code)
 
@@ -121,7 +117,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         for name, annotation in (("debug", DEBUG), ("quiet", QUIET))
     ]
     wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), *hidden_options(signature).values(), *common]
+        parameters=[*signature.parameters.values(), *common]
     )
     return wrapped
 

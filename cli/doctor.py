@@ -10,7 +10,7 @@ import typer
 
 from pliant.cli.config import FILE, STATE_HELP, STATE_VARIABLE, Config, configuration
 from pliant.cli.console import note, width_for
-from pliant.cli.option_types import FORM, TO_FILE, Form, form_and_file, out_or_file
+from pliant.cli.option_types import FORM, TO_FILE, Form, out_or_file
 from pliant.schemas.errors import PliantError, ServiceMissingError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def doctor(
     from pliant.tools.run.doctor.examine import document, examine, page
     from pliant.tools.run.statedir.directory import StateDir
 
-    form, output = form_and_file(format, output)
     check_output(output)
     settings, config = _settings()
     if state is None and config.state is not None:
@@ -60,7 +59,7 @@ def doctor(
         cluster = config.cluster
     checks = [*examine(state, cluster, backend), *settings]
     width = width_for(sys.stdout) if output == "-" else None
-    out_or_file(document(checks, time.time()) if form is Form.json else page(checks, width), output)
+    out_or_file(document(checks, time.time()) if format is Form.json else page(checks, width), output)
     problems = sum(check.verdict == "problem" for check in checks)
     warnings = sum(check.verdict == "warning" for check in checks)
     text = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"

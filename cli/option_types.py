@@ -1,19 +1,17 @@
-"""How values and options are spelled: times, sizes, dates, forms of output, and the spellings of before."""
+"""How values and options are spelled: times, sizes, dates, and forms of output."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from math import inf
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final
 
 import typer
 
-from pliant.cli.console import note, out_text
+from pliant.cli.console import out_text
 from pliant.schemas.errors import UsageError
 from pliant.schemas.quantities import (
     SIZE,
@@ -136,14 +134,6 @@ FORM = Annotated[Form, typer.Option("--format", "-f", help="For people, or for p
 TO_FILE = Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")]
 
 
-def form_and_file(form: Form, output: str) -> tuple[Form, str]:
-    """The form and the file of an output, also where ``-o`` names the form, as it did."""
-    if output not in Form.__members__:
-        return form, output
-    note_old(f"-o {output}", f"-f {output}")
-    return Form[output], "-"
-
-
 def out_or_file(text: str, output: str, paint: Callable[[str], str] = str) -> None:
     """Write the product to stdout or to a file.
 
@@ -155,57 +145,3 @@ def out_or_file(text: str, output: str, paint: Callable[[str], str] = str) -> No
         out_text(text, paint)
     else:
         write_bytes(output, text.encode())
-
-
-@dataclass(frozen=True, slots=True)
-class DeprecatedAlias:
-    """Beside an option: older spellings, hidden from the help. A note says which one is used now."""
-
-    names: tuple[str, ...]
-
-    def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
-
-
-def hidden_options(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
-    """An option for the older spellings of each parameter that has some, by the parameter's name."""
-    parameters = {}
-    for name, parameter in signature.parameters.items():
-        notes = get_args(parameter.annotation)
-        for old in (each for each in notes if isinstance(each, DeprecatedAlias) and each.names):
-            annotation = Annotated[str | None, typer.Option(*old.names, hidden=True)]
-            parameters[name] = inspect.Parameter(
-                f"formerly_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-    return parameters
-
-
-def take_old(given: dict[str, Any], signature: inspect.Signature) -> None:
-    """Move the values of older spellings to the parameters that they stand for, with a note.
-
-    :raises UsageError: both spellings are given.
-    """
-    for name, hidden in hidden_options(signature).items():
-        value = given.pop(hidden.name, None)
-        if value is None:
-            continue
-        parameter = signature.parameters[name]
-        old, new = spelled(hidden), spelled(parameter)
-        if given.get(name) != parameter.default:
-            raise UsageError(f"{old} {value}: {new} {given[name]} says the same: give one of the two")
-        note_old(old, new)
-        given[name] = value
-
-
-def spelled(parameter: inspect.Parameter) -> str:
-    """An option's longest name; what the help calls an argument."""
-    shown = next(each for each in get_args(parameter.annotation) if hasattr(each, "param_decls"))
-    if isinstance(shown, type(typer.Argument())):
-        return f"the argument {shown.metavar or parameter.name.upper()}"
-    names = (shown.default, *shown.param_decls)  # in an annotation Typer takes the first name for the default
-    return max((name for name in names if isinstance(name, str)), key=len)
-
-
-def note_old(old: str, new: str) -> None:
-    """One line about a spelling that the next version drops."""
-    note(f"{old} is now {new}; this version still takes the old spelling")

@@ -26,7 +26,7 @@ from pliant.cli.console import (
     stderr,
     width_for,
 )
-from pliant.cli.option_types import DURATION_SHOWN, DeprecatedAlias, duration
+from pliant.cli.option_types import DURATION_SHOWN, duration
 from pliant.cli.predictions import PredictionFormat, PredictionScope, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.file_io.files import PIPE
@@ -131,7 +131,6 @@ def profile(
     output: Annotated[
         str,
         typer.Option("--output", "-o", help="Profile to write (Parquet); - is stdout."),
-        DeprecatedAlias("--out"),
     ] = "-",
 ) -> None:
     """Measure real training steps of the jobs' scripts and write a profile.

@@ -15,7 +15,7 @@ from annotated_types import Ge
 from pliant.cli.common import print_assumptions, stated
 from pliant.cli.config import configuration
 from pliant.cli.console import note, note_sentence, progress
-from pliant.cli.option_types import DURATION_SHOWN, DeprecatedAlias, duration
+from pliant.cli.option_types import DURATION_SHOWN, duration
 from pliant.schemas.errors import JobsFailedError, UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.quantities import Duration
@@ -251,7 +251,7 @@ def _option(field: Field[Any], hint: object) -> tuple[str | None, Parameter]:
     kind, *notes = get_args(hint)
     option = next(note for note in notes if isinstance(note, Option))
     shown = _shown(field.name, option, notes)
-    annotation = Annotated[option.given_as or kind, shown, DeprecatedAlias(*option.formerly)]  # type: ignore[valid-type]
+    annotation = Annotated[option.given_as or kind, shown]  # type: ignore[valid-type]
     return option.panel, Parameter(
         field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
     )

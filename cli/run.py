@@ -9,7 +9,6 @@ import typer
 
 from pliant.cli.common import DEMAND, PARAM, PREDICTOR, PREEMPTIBLE, SEED, TIME_BUDGET
 from pliant.cli.config import STATE_HELP
-from pliant.cli.option_types import note_old
 from pliant.cli.run_options import (
     BACKEND,
     DRY_RUN,
@@ -70,10 +69,6 @@ def run(
         ),
     ] = None,
     profile: PROFILE = None,
-    shared: Annotated[bool, typer.Option("--shared", hidden=True)] = False,
-    allow_root_jobs: Annotated[bool, typer.Option("--allow-root-jobs", hidden=True)] = False,
-    roles: Annotated[Path | None, typer.Option("--roles", hidden=True)] = None,
-    munge: Annotated[bool, typer.Option("--munge", hidden=True)] = False,
     detach: Annotated[
         bool,
         typer.Option(
@@ -105,7 +100,4 @@ def run(
 
     Example: pliant schedule jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
-    arguments = RunArguments(**locals())
-    if shared and follow:
-        note_old("pliant run --follow --shared", "pliant serve")
-    arguments.run()
+    RunArguments(**locals()).run()

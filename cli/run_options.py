@@ -109,10 +109,10 @@ class RunArguments:
     predictor: str | None
     cluster: str | None
     profile: str | None
-    shared: bool
-    allow_root_jobs: bool
-    roles: Path | None
-    munge: bool
+    shared: bool = False
+    allow_root_jobs: bool = False
+    roles: Path | None = None
+    munge: bool = False
     detach: bool
     dry_run: bool
     wait: float
@@ -132,13 +132,6 @@ class RunArguments:
         if self.follow and state is None:
             name = "pliant serve" if self.shared else "--follow"
             raise UsageError(f"{name} needs --state: the folder that jobs are submitted to")
-        given = {"--roles": self.roles, "--munge": self.munge, "--allow-root-jobs": self.allow_root_jobs}
-        for name in [name for name, value in given.items() if value] if not self.shared else ():
-            raise UsageError(f"{name} goes with pliant serve")
-        if self.shared and not self.follow:
-            raise UsageError(
-                "--shared goes with --follow, as in pliant serve: others ask while a run is there"
-            )
         if self.shared and os.geteuid() != 0:
             raise UsageError("pliant serve starts the jobs of other accounts as them: only root can")
 

@@ -21,7 +21,7 @@ from pliant.cli.common import (
 )
 from pliant.cli.config import STATE_HELP, configuration
 from pliant.cli.console import note, stderr, width_for
-from pliant.cli.option_types import DURATION_SHOWN, TIME_SHOWN, duration, moment, note_old
+from pliant.cli.option_types import DURATION_SHOWN, TIME_SHOWN, duration, moment
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 
@@ -63,7 +63,6 @@ def schedule(
             show_default="stdin if one is piped in, else none",
         ),
     ] = None,
-    jobs_before: Annotated[str | None, typer.Option("--jobs", hidden=True)] = None,
     cluster: Annotated[
         str | None,
         typer.Option("--cluster", help="The cluster (JSON).", show_default="cluster in pliant.toml"),
@@ -131,7 +130,6 @@ def schedule(
     from pliant.schemas.io import read_predictor, write_schedule
     from pliant.tools.schedule.decide import Question
 
-    jobs, profile = _as_before(jobs, profile, jobs_before, between_runs=state is not None)
     check_output(output)
     config = configuration()
     policy, parameters = config.policy_of(policy, policy_parameters(param, time_budget))
@@ -172,25 +170,6 @@ def schedule(
         stderr().print(table(decided, width_for(sys.stderr)), end="", markup=False, soft_wrap=True)
     _name_rejected(decided)
     write_schedule(decided, output)
-
-
-def _as_before(
-    jobs: str | None, profile: str | None, jobs_before: str | None, *, between_runs: bool
-) -> tuple[str | None, str | None]:
-    """The jobs and the profile, also where ``--jobs`` names the jobs and the argument the profile, as before.
-
-    :param between_runs: the jobs come from a state directory.
-    :raises UsageError: a file is named in both spellings.
-    """
-    if jobs_before is not None:
-        note_old("--jobs", "the argument JOBS")
-    elif jobs is None or not (between_runs and (jobs == "-" or jobs.endswith(".parquet"))):
-        return jobs, profile
-    if jobs is not None and profile is not None:
-        raise UsageError(f"{jobs}: the jobs and the profile are named by other options: leave it out")
-    if jobs is not None:
-        note_old(f"the argument {jobs}", f"--profile {jobs}")
-    return jobs_before, jobs if profile is None else profile
 
 
 def _name_rejected(found: Schedule) -> None:

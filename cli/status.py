@@ -21,7 +21,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import LINES, is_screen, note, nothing_comes_in, out_text, reader_left, width_for
-from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
+from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration, out_or_file
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, did_you_mean, harmless
 
@@ -250,7 +250,6 @@ def status(
     from pliant.tools.run.gateway.client import id_of
     from pliant.tools.run.gateway.connect import client_for
 
-    form, output = form_and_file(format, output)
     _check_every(every, watch=watch)
     directory = state_directory(state)
     if job is not None and (user or team or only or pattern or columns or sort):
@@ -268,9 +267,9 @@ def status(
 
     if not watch:
         with garbage_collection_paused(to_the_end=True):
-            _once(page(), form, output)
+            _once(page(), format, output)
         return
-    _refuse_watched(form, output)
+    _refuse_watched(format, output)
     _show(page(), every)
 
 
@@ -499,15 +498,14 @@ def top(
     from pliant.tools.run.gateway.connect import client_for
     from pliant.tools.run.watch.top import sorted_uses, summary_line, top_document, top_text
 
-    form, output = form_and_file(format, output)
     _check_every(every, watch=watch)
     if watch:
-        _refuse_watched(form, output)
+        _refuse_watched(format, output)
     by, client = sort, client_for(state_directory(state))
     if not watch:
         check_output(output)
         log, uses = client.usage()
-        if form is Form.json:
+        if format is Form.json:
             out_or_file(top_document(log, sorted_uses(uses, by)), output)
             return
         width = width_for(sys.stdout) if output == "-" else None

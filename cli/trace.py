@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pliant.cli.console import note, progress
-from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, DeprecatedAlias, Form, duration
+from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, in_gpus, whole_number
 
@@ -41,7 +41,6 @@ def trace_import(
             help="Jobs to write (Parquet to NAME.parquet, else JSON Lines), or the folder for formats with "
             "measurements; - is stdout.",
         ),
-        DeprecatedAlias("--out"),
     ] = "-",
     lenient: Annotated[
         bool, typer.Option("--lenient", help="Drop malformed rows and count them instead of failing.")

@@ -9,7 +9,7 @@ import typer
 
 from pliant.cli.config import configuration
 from pliant.cli.console import named_or_piped, note, width_for
-from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
+from pliant.cli.option_types import DURATION_SHOWN, FORM, TO_FILE, Form, duration, out_or_file
 from pliant.cli.submit import SCRIPT_ARGUMENTS
 from pliant.cli.submit_options import COMMAND_LINE, of_script
 from pliant.schemas.errors import UsageError
@@ -71,7 +71,6 @@ def verify(
     from pliant.tools.run.verify.report import check_kept, page, text_of
     from pliant.tools.run.verify.verify import Part, verify_all
 
-    form, output = form_and_file(format, output)
     check_output(output)
     if jobs is not None and jobs.endswith(".py"):
         stated: dict[str, Any] = {"elastic": "size", "gpus": {"min": 1, "max": 2}}
@@ -84,7 +83,7 @@ def verify(
     if batch is not None:
         verified = tuple(job.model_copy(update={"batch": Batch(size=batch)}) for job in verified)
     results = verify_all(verified, COMMAND_LINE, Part(samples, time_limit, slots), note)
-    if form is Form.json:
+    if format is Form.json:
         out_or_file(text_of(results), output)
     else:
         width = width_for(sys.stdout) if output == "-" else None

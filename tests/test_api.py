@@ -127,7 +127,7 @@ def test_a_policy_is_held_to_figures_in_a_test_of_its_own(here: Path) -> None:
 def test_a_schedule_is_that_of_the_command(here: Path) -> None:
     actual = pliant.schedule("jobs.jsonl", "cluster.json", policy="fifo", now_s=15)
     options = ("--policy", "fifo", "--now", "15", "--explain", "--no-timing", "-o", "command.json")
-    done = call("schedule", "--jobs", "jobs.jsonl", "--cluster", "cluster.json", *options, columns=300)
+    done = call("schedule", "jobs.jsonl", "--cluster", "cluster.json", *options, columns=300)
     assert done.exit_code == 0, done.stderr
     actual.write("api.json")
     assert Path("api.json").read_bytes() == Path("command.json").read_bytes()

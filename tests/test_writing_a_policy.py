@@ -58,7 +58,7 @@ def test_a_package_adds_an_importer_and_a_backend(here: Path) -> None:
     assert (unknown.returncode, 'did you mean "lab"' in unknown.stderr) == (2, True), unknown.stderr
     write_jobs([job("c", gpu_seconds=9, command=("true",)).model_copy(update={"elastic": "none"})], "c.jsonl")
     write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), "cluster.json")
-    files = "--jobs c.jsonl --cluster cluster.json"
+    files = "c.jsonl --cluster cluster.json"
     assert call(f"pliant schedule {files} --policy fifo -o s.json", here).returncode == 0
     ran = call("pliant run s.json --state state --backend nice --until-done", here)
     assert ran.returncode == 0, ran.stderr
@@ -124,7 +124,7 @@ def test_a_file_is_a_policy_in_all_commands_from_any_folder(here: Path, monkeypa
     write_jobs([each.model_copy(update={"elastic": "none"}) for each in ours], "jobs.jsonl")
     write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), "cluster.json")
     Path("a.py").touch()
-    files = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json")
+    files = ("jobs.jsonl", "--cluster", "cluster.json")
     named = ("--policy", "mine/pliant_important.py", "--param", "floor=-1")
     done = cli("schedule", *files, *named, "-o", "s.json")
     assert (done.exit_code, "priorit" in done.stderr) == (0, False), done.stderr

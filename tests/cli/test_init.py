@@ -132,7 +132,7 @@ files = "--cluster examples/cluster.json --policy shadow-price"
 call(f"schedule jobs.jsonl {files} -o schedule.json")
 call(f"schedule gang.jsonl {files} -o gang.json")
 call("trace synth poisson --jobs 9 -o trace.jsonl")
-call("replay --jobs trace.jsonl --cluster examples/gpus.json --policy fifo,shadow-price -o out")
+call("replay trace.jsonl --cluster examples/gpus.json --policy fifo,shadow-price -o out")
 call("report out --baseline fifo")
 call("run schedule.json --until-done --state state")
 call("report state/events.jsonl --jobs")

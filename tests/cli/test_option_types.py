@@ -1,4 +1,4 @@
-"""One grammar for all commands: which spelling is which, what the old ones do, and what a mistake is told."""
+"""One grammar for all commands: which spelling is which, and what a mistake is told."""
 
 import json
 import shlex
@@ -15,8 +15,6 @@ from tests.cli import calling
 from tests.tools.schedule.test_decide import PROFILE
 
 CLUSTER = "--cluster cluster.json --policy fifo"
-NOW = f"{CLUSTER} --now 9e9 --no-timing"
-OLD = "this version still takes the old spelling"
 
 
 def call(line: str) -> Any:
@@ -50,58 +48,10 @@ def test_o_is_a_file_and_f_a_format_on_every_command(command: Any) -> None:
     shown = [each for each in command.params if not getattr(each, "hidden", False)]
     for each in shown:
         names = {*each.opts}
-        assert names & {"-o", "--output", "--out"} in (set(), {"-o", "--output"}), each.opts
+        assert names & {"-o", "--output"} in (set(), {"-o", "--output"}), each.opts
         if command.name != "log":  # -f follows, as tail and journalctl do, and there is no form to choose
             assert names & {"-f", "--format"} in (set(), {"-f", "--format"}), each.opts
         assert "-o" not in names or each.type_descriptor.choices is None
-
-
-@pytest.mark.usefixtures("live")
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (f"replay --jobs jobs.jsonl {CLUSTER}", f"replay jobs.jsonl {CLUSTER}"),
-        (f"schedule --jobs jobs.jsonl {NOW}", f"schedule jobs.jsonl {NOW}"),
-        (
-            f"schedule profile.parquet --jobs jobs.jsonl {NOW}",
-            f"schedule jobs.jsonl {NOW} --profile profile.parquet",
-        ),
-        (
-            f"schedule profile.parquet --state live {NOW}",
-            f"schedule --state live {NOW} --profile profile.parquet",
-        ),
-        ("status --state live -o json", "status --state live -f json"),
-        ("top --state live --output json", "top --state live --format json"),
-        ("doctor -o table", "doctor -f table"),
-    ],
-)
-def test_an_old_spelling_does_the_same_and_says_the_new_one(old: str, new: str) -> None:
-    before, now = call(old), call(new)
-    assert (before.exit_code, without_times(before.stdout)) == (now.exit_code, without_times(now.stdout))
-    assert OLD in before.stderr
-    assert OLD not in now.stderr
-    assert OLD not in call(f"{old} --quiet").stderr
-
-
-def without_times(text: str) -> object:
-    """What is printed, less the moment at which it was."""
-    try:
-        result = json.loads(text)
-    except ValueError:
-        return text
-    return {name: value for name, value in result.items() if name != "time"}
-
-
-def test_out_is_now_output_and_both_at_once_are_refused(here: Path) -> None:
-    rows = "profile --import profile.parquet"
-    done = call(f"{rows} --out made.parquet")
-    assert (done.exit_code, done.stderr) == (0, f"pliant: --out is now --output; {OLD}\n")
-    assert (here / "made.parquet").exists()
-    both = call(f"{rows} --out one.parquet -o two.parquet")
-    assert both.exit_code == 2
-    assert "--out one.parquet: --output two.parquet says the same" in both.stderr
-    twice = call(f"replay jobs.jsonl --jobs jobs.jsonl {CLUSTER}")
-    assert (twice.exit_code, "give one of the two" in twice.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("live")

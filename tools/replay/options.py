@@ -55,8 +55,6 @@ class Option:
     """Type on the command line; None: that of the field."""
     is_argument: bool = False
     """Whether it is given without a name: the main file of a command."""
-    formerly: tuple[str, ...] = ()
-    """Older spellings of the option, which still work."""
 
 
 JobsFile = Annotated[
@@ -66,7 +64,6 @@ JobsFile = Annotated[
         INPUTS,
         metavar="JOBS",
         is_argument=True,
-        formerly=("--jobs",),
     ),
 ]
 ProfileFile = Annotated[str | None, Option("Measured speeds (Parquet).", INPUTS, default="1 sample/s a GPU")]

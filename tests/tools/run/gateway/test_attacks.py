@@ -264,8 +264,6 @@ def test_a_shared_run_is_root_s_and_stays_shared():
             done = call(*words, columns=200)
             return [done.exit_code, done.stderr]
 
-        code, error = run("state", "--roles", "roles.json")
-        assert (code, "--roles goes with pliant serve" in str(error)) == (2, True)
         dirs = StateDir(folder / "state")
         make_own(dirs)
         make_shared(dirs)

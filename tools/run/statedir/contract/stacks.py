@@ -134,10 +134,7 @@ def parse_dump(text: str) -> tuple[ThreadStack, ...]:
 
 def _is_own(name: str, frames: list[Frame]) -> bool:
     """Whether it is a thread of the library; Python before 3.14 does not name threads."""
-    parts = (
-        *("pliant/tools/run/elastic/stack_watch.py", "statedir/contract/liveness.py"),
-        *("pliant/tools/run/elastic/stacks.py", "statedir/contract/presence.py"),  # of earlier versions
-    )
+    parts = ("pliant/tools/run/elastic/stack_watch.py", "statedir/contract/liveness.py")
     return name.startswith(OWN_THREADS) or any(frame.file.endswith(parts) for frame in frames)
 
 
