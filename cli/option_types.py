@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from enum import StrEnum
+from inspect import Parameter, Signature
 from itertools import pairwise
 from math import inf
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
 
 import typer
 
@@ -23,6 +26,7 @@ from pliant.schemas.quantities import (
     read_time,
 )
 
+R = TypeVar("R")
 DURATION_SHOWN: Final = "DURATION"
 TIME_SHOWN: Final = "TIME"
 SIZE_SHOWN: Final = "SIZE"
@@ -145,3 +149,29 @@ def out_or_file(text: str, output: str, paint: Callable[[str], str] = str) -> No
         out_text(text, paint)
     else:
         write_bytes(output, text.encode())
+
+
+def with_options_of(
+    record: type[R], *, without: Collection[str] = (), **instead: object
+) -> Callable[[Callable[[R], None]], Callable[..., None]]:
+    """Make a command of a function that takes ``record``, with an option for each field that is annotated so.
+
+    :param without: fields that keep their default, with no option.
+    :param instead: annotations in place of those of fields.
+    """
+    hints = {**get_type_hints(record, include_extras=True), **instead}
+    parameters = [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(record)  # type: ignore[arg-type]
+        if each.name not in without and get_origin(hints[each.name]) is Annotated
+    ]
+
+    def command_of(function: Callable[[R], None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: object) -> None:
+            function(record(**given))
+
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return command_of

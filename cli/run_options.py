@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from pliant.cli.common import policy_parameters, print_assumptions
-from pliant.cli.config import configuration
+from pliant.cli.common import (
+    DEMAND,
+    PARAM,
+    PREDICTOR,
+    PREEMPTIBLE,
+    SEED,
+    TIME_BUDGET,
+    policy_parameters,
+    print_assumptions,
+)
+from pliant.cli.config import STATE_HELP, configuration
 from pliant.cli.console import note, out_text
 from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.schemas.errors import UsageError
@@ -25,102 +34,148 @@ if TYPE_CHECKING:
     from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.schedule.decide import Question
 
-OPERATION: Final = "How it runs"
-BACKEND = Annotated[
-    str | None,
-    typer.Option(
-        "--backend", help="Where to run: local, slurm or slurm-jobs.", show_default="as the cluster says"
-    ),
-]
-PROFILE = Annotated[str | None, typer.Option("--profile", help="Measured speeds (Parquet), likewise.")]
-DRY_RUN = Annotated[
-    bool, typer.Option("--dry-run", help="Print the steps and the exact commands; do nothing.")
-]
-RETRIES = Annotated[
-    int,
-    typer.Option("--retries", min=0, help="How many failures in a row, without progress, are retried."),
-]
-WAIT = Annotated[
-    float,
-    typer.Option(
-        "--wait",
-        parser=duration(),
-        metavar=DURATION_SHOWN,
-        help="Wait for a state directory that another process writes to.",
-        rich_help_panel=OPERATION,
-    ),
-]
-RESTORED = Annotated[
-    bool,
-    typer.Option(
-        "--restored",
-        help="The state directory is a copy, and nothing of the one that it was made of runs any more.",
-        rich_help_panel=OPERATION,
-    ),
-]
-STOP_TIMEOUT = Annotated[
-    float,
-    typer.Option(
-        "--stop-timeout",
-        parser=duration(least=0.1),
-        metavar=DURATION_SHOWN,
-        help="Time for a checkpoint before SIGTERM is sent.",
-        rich_help_panel=OPERATION,
-    ),
-]
-LOG_BYTES = Annotated[
-    int | None,
-    typer.Option(
-        "--log-bytes",
-        parser=size(least=1 << 17),
-        metavar=SIZE_SHOWN,
-        help="Most bytes on disk for each output stream of a worker; the oldest are dropped.",
-        show_default="64 MiB",
-        rich_help_panel=OPERATION,
-    ),
-]
-METRICS = Annotated[
-    Path | None,
-    typer.Option(
-        "--metrics",
-        metavar="FILE",
-        help="Keep figures for a monitoring system in this file (OpenMetrics).",
-        show_default=False,
-        rich_help_panel=OPERATION,
-    ),
-]
+_OPERATION: Final = "How it runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments:
-    """Options as they were given; the fields have the names of the options."""
+    """The options of both commands; without an annotation of its own a field is none."""
 
-    schedule: str | None = None
-    state: Path | None
-    backend: str | None
-    until_done: bool = False
-    follow: bool
-    policy: str | None
-    param: list[str] | None
-    time_budget: float | None
-    seed: int
-    demand: Literal["stated", "predicted"] | None
-    preemptible: Literal["all", "stated"] | None
-    predictor: str | None
-    cluster: str | None
-    profile: str | None
+    schedule: Annotated[
+        str | None,
+        typer.Argument(help="Schedule file; - is stdin, also the default in a pipe.", show_default=False),
+    ] = None
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state", help="State directory.", show_default=f"{STATE_HELP}, else a new ./pliant-state"
+        ),
+    ] = None
+    roles: Annotated[
+        Path | None,
+        typer.Option(
+            "--roles",
+            metavar="FILE",
+            help="Who may do what, what others see, and limits (JSON).",
+            show_default="only root has a role",
+        ),
+    ] = None
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend",
+            help="Where to run: local, slurm or slurm-jobs.",
+            show_default="as the cluster says",
+        ),
+    ] = None
+    until_done: Annotated[
+        bool,
+        typer.Option(
+            "--until-done", help="Stay until all jobs have ended; ask the policy again at every end."
+        ),
+    ] = False
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Stay until Ctrl-C; ask the policy as jobs are submitted and end."),
+    ] = False
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            help="The policy that decides, with --follow; or its file.",
+            show_default="policy in pliant.toml, else the one before",
+        ),
+    ] = None
+    param: PARAM = None
+    time_budget: TIME_BUDGET = None
+    seed: SEED = 0
+    demand: DEMAND = None
+    preemptible: PREEMPTIBLE = None
+    predictor: PREDICTOR = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            help="The cluster (JSON) that --follow begins a run with; later the same.",
+            show_default="cluster in pliant.toml",
+        ),
+    ] = None
+    profile: Annotated[str | None, typer.Option("--profile", help="Measured speeds (Parquet), likewise.")] = (
+        None
+    )
+    munge: Annotated[bool, typer.Option("--munge", help="Serve the other hosts of a Slurm cluster, too.")] = (
+        False
+    )
+    allow_root_jobs: Annotated[
+        bool,
+        typer.Option(
+            "--allow-root-jobs",
+            help="Start jobs that root submits, too, as root.",
+            rich_help_panel=_OPERATION,
+        ),
+    ] = False
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Leave jobs running (the default); with --follow also the loop."),
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the steps and the exact commands; do nothing.")
+    ] = False
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait",
+            parser=duration(),
+            metavar=DURATION_SHOWN,
+            help="Wait for a state directory that another process writes to.",
+            rich_help_panel=_OPERATION,
+        ),
+    ] = 0.0
+    restored: Annotated[
+        bool,
+        typer.Option(
+            "--restored",
+            help="The state directory is a copy, and nothing of the one that it was made of runs any more.",
+            rich_help_panel=_OPERATION,
+        ),
+    ] = False
+    retries: Annotated[
+        int,
+        typer.Option("--retries", min=0, help="How many failures in a row, without progress, are retried."),
+    ] = 3
+    stop_timeout: Annotated[
+        float,
+        typer.Option(
+            "--stop-timeout",
+            parser=duration(least=0.1),
+            metavar=DURATION_SHOWN,
+            help="Time for a checkpoint before SIGTERM is sent.",
+            rich_help_panel=_OPERATION,
+        ),
+    ] = 60.0
+    log_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--log-bytes",
+            parser=size(least=1 << 17),
+            metavar=SIZE_SHOWN,
+            help="Most bytes on disk for each output stream of a worker; the oldest are dropped.",
+            show_default="64 MiB",
+            rich_help_panel=_OPERATION,
+        ),
+    ] = None
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics",
+            metavar="FILE",
+            help="Keep figures for a monitoring system in this file (OpenMetrics).",
+            show_default=False,
+            rich_help_panel=_OPERATION,
+        ),
+    ] = None
     shared: bool = False
-    allow_root_jobs: bool = False
-    roles: Path | None = None
-    munge: bool = False
-    detach: bool
-    dry_run: bool
-    wait: float
-    restored: bool
-    retries: int
-    stop_timeout: float
-    log_bytes: int | None
-    metrics: Path | None
+    """Whether it is that of all accounts."""
 
     def check(self, state: Path | None) -> None:
         """:raises UsageError: options contradict each other, or this account may not give them."""
