@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from pliant.schemas.file_io.documents import parse_jobs
-from pliant.schemas.io import write_jobs, write_schedule
+from pliant.schemas.io import write_jobs
 from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.quantities import read_ahead
-from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.service.submitter import active_python
 from pliant.tools.run.statedir.directory import StateDir, account_name
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.schedule.registry import make_policy
 from tests.builders import cluster, job
 from tests.cli.calling import call
 from tests.tools.run.live_states import a_queue, live_state
@@ -233,15 +231,6 @@ def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPat
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-def test_a_policy_that_knows_no_deadlines_is_named_once(here: Path):
-    for policy, message in (("fifo", 1), ("oasis", 0), ("shadow-price", 1)):
-        (here / policy).mkdir(mode=0o700)
-        used = PolicyUse(name=policy, parameters=dict(make_policy(policy, {}).parameters))
-        write_schedule(Schedule(time=0.0, policy=used, cluster=cluster(4)), here / policy / "schedule.json")
-        words = ("--deadline", "+2h", "--array", "0-1", "--state", policy)
-        assert call("submit", "train.py", *words).stderr.count("does not look at deadlines") == message
 
 
 NODES = cluster(4, 4)

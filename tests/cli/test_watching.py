@@ -1,7 +1,6 @@
 import errno
 import os
 import pty
-import shlex
 import signal
 import subprocess
 import sys
@@ -171,14 +170,6 @@ def test_a_terminal_that_is_closed_ends_it_without_a_word(
     assert "bug" not in (tmp_path / "said").read_text()
 
 
-def test_a_reader_that_has_enough_ends_it(state: Path) -> None:
-    watching = [sys.executable, "-m", "pliant.cli", *TOP, "--state", str(state)]
-    line = f"{shlex.join(watching)} | head -n 3 | wc -l"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "3"
-    assert "Traceback" not in done.stderr
-
-
 def test_events_are_followed_over_cuts_and_replacements(tmp_path, monkeypatch, capsysbinary) -> None:
     story = Story(3)
     story.go_on(30)
@@ -218,14 +209,3 @@ def test_events_are_followed_over_cuts_and_replacements(tmp_path, monkeypatch, c
 
     reported = names(capsysbinary.readouterr().out.splitlines()[1:])
     assert reported == [*names(lines[1:5]), *names(lines[1:2]), *names(lines[1:3])]
-
-
-def test_the_last_events_come_first(state: Path, monkeypatch, capsysbinary) -> None:
-    def leave(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(logs.time, "sleep", leave)
-    monkeypatch.setattr("pliant.cli.job.reader_left", lambda _: False)
-    with pytest.raises(KeyboardInterrupt):
-        log(state=state, follow=True, tail=2)
-    assert len(capsysbinary.readouterr().out.splitlines()) == 3

@@ -16,7 +16,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_events, write_jobs
-from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.requests import Spool
@@ -152,18 +152,6 @@ def test_a_schedule_comes_through_a_pipe_and_events_go_on(site: Site, tmp_path, 
     again = in_process("run", "--until-done", "--quiet", stdin=schedule)
     assert (again.exit_code, again.stderr) == (0, "")
     assert (site.folder / "pliant-state-2" / "events.jsonl").exists()
-
-
-def test_failed_jobs_are_named_once_and_the_exit_code_is_5(site: Site) -> None:
-    site.job("a", "--crash-at", 10, samples=20)
-    options = site.options("fifo", retries=0)
-    assert run_once(options)[1] == []
-    until(lambda: left_running(site.folder) == [])
-    done = in_process("run", str(options.schedule), "--state", str(site.state), "--retries", "0")
-    assert done.exit_code == 5
-    assert "pliant: job a failed: rank 0 crashed: as told" in done.stderr
-    assert "1 of 1 job failed; its output: pliant log a --state" in done.stderr
-    assert run_once(options)[1] == []
 
 
 def test_a_signal_stops_jobs_and_no_other_run_is_let_in_before(site: Site) -> None:

@@ -201,23 +201,6 @@ def test_a_script_that_cannot_be_read_says_so(folder: Path, monkeypatch: pytest.
     assert script_obstacle(["train.py"], folder) == complaint
 
 
-def test_one_missing_script_refuses_all_jobs_of_a_submission(folder: Path):
-    dirs = StateDir(folder / "state")
-    (folder / "sub").mkdir()
-    jobs = [job("good", command=("train.py",)), job("lost", command=("train.py",), workdir="sub")]
-    with pytest.raises(BadInputError) as caught:
-        submit(dirs.path, jobs, "jobs.jsonl", folder=folder, now_s=0.0)
-    assert str(caught.value) == (
-        f'jobs.jsonl: /command: job "lost": no such script: {folder}/sub/train.py '
-        "(--no-check skips this check)"
-    )
-    assert not dirs.spool.exists()
-    assert submit(dirs.path, jobs, "jobs.jsonl", folder=folder, now_s=0.0, check_scripts=False) == [
-        "good",
-        "lost",
-    ]
-
-
 def test_jobs_of_a_shared_run_run_as_their_submitters() -> None:
     log = RunLog(
         jobs={name: JobLog(job(name), 0.0, uid=uid) for name, uid in (("a", 4711), ("b", 0), ("c", None))}

@@ -628,15 +628,6 @@ def test_a_whole_log_lacks_nothing_beside_an_unusable_snapshot(tmp_path: Path) -
     assert is_whole(state)
 
 
-def test_a_log_that_was_removed_is_written_again_by_the_next_run(tmp_path: Path) -> None:
-    events = Story(6).go_on(50)
-    state = written(tmp_path, events[:40])
-    state.events.unlink()
-    go_on(state, events[40:])
-    assert read_log(tmp_path) == fold(events)
-    assert state.events.stat().st_mode & 0o777 == 0o600
-
-
 def test_the_log_of_another_run_is_kept_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     events, others = Story(6).go_on(50), Story(7).go_on(50)
     state, other = written(tmp_path / "one", events[:40]), written(tmp_path / "other", others[:30])
