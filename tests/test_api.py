@@ -95,7 +95,7 @@ def test_a_report_is_written_by_its_ending_and_drawn(here: Path) -> None:
         actual.write("report.pdf")
 
 
-def test_traces_of_a_recipe_are_replayed_with_seeds_and_their_means(here: Path) -> None:
+def test_traces_of_a_recipe_are_replayed_by_seed_and_averaged(here: Path) -> None:
     command = ("trace", "synth", "poisson", "--jobs", "6", "--seed", "2", "-o", "made.jsonl")
     assert call(*command).exit_code == 0
     (here / "six.toml").write_text('kind = "poisson"\njobs = 6\n')

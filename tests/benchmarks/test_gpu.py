@@ -50,7 +50,7 @@ def test_a_failed_check_is_named_and_the_others_are_made(results: Path, monkeypa
     assert gpu.main(["two"]) == gpu.FAILED
 
 
-def test_a_check_ends_with_its_reason_and_a_hanging_one_is_killed(tmp_path, monkeypatch) -> None:
+def test_a_check_gives_its_reason_and_is_killed_if_it_hangs(tmp_path, monkeypatch) -> None:
     module = tmp_path / "root/benchmarks/parts/gpu_checks.py"
     module.parent.mkdir(parents=True)
     monkeypatch.setattr(gpu, "ROOT", tmp_path / "root")

@@ -45,7 +45,7 @@ needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="n
         *((words, 2) for words in ("schedule --nope", "nope", "schedule", "run --retries x")),
     ],
 )
-def test_with_no_room_help_is_one_line_and_a_mistake_keeps_its_code(words, code, monkeypatch, capsys) -> None:
+def test_help_without_room_is_one_line_and_mistakes_exit_with_2(words, code, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["pliant", *words.split()])
     redirected = redirect_stdout if code == 69 else redirect_stderr
     with open("/dev/full", "w") as full, pytest.raises(SystemExit) as left, redirected(full):

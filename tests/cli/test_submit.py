@@ -66,7 +66,7 @@ def test_what_a_dry_run_prints_can_be_submitted(here: Path):
     assert call(*SUBMIT).stdout == "train\n"
 
 
-def test_lines_of_a_script_are_options_and_count_behind_those_of_the_command_line(here: Path):
+def test_the_command_line_goes_before_option_lines_of_a_script(here: Path):
     lines = ("--gpus 2 --env A=1  # two", "--env B=2 --name own")
     text = "\n\n".join(["#!/bin/bash", *(f"#PLIANT {line}" for line in lines), "echo", "#PLIANT --hold", ""])
     (here / "job.sh").write_text(text)
@@ -316,7 +316,7 @@ def test_a_dry_run_refuses_and_may_have_no_prediction(here: Path):
     assert (none.exit_code, "there is nothing to predict from" in none.stderr) == (2, True)
 
 
-def test_status_leaves_out_what_ended_a_day_before_unless_it_is_asked_for(here: Path) -> None:
+def test_status_leaves_out_what_ended_a_day_ago_unless_asked(here: Path) -> None:
     state = str(live_state(here / "st", a_queue(2, (100.0, 90_000.0)), cluster(4), lasted_s=100_000.0))
     usual, every = (call("status", "--state", state, *more).stdout for more in ((), ("--all",)))
     assert ("j0" in usual, "j1" in usual, "1 job ended more than a day before: --all" in usual) == (

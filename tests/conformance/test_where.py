@@ -16,7 +16,7 @@ def test_no_job_is_where_it_may_not_be_and_all_that_can_run_end(policy: str) -> 
 @pytest.mark.parametrize(
     "policy", ["slurm", "sjf", "drf", "edf", "tiresias", "optimus", "ares", "srtf", "fifo"]
 )
-def test_jobs_whose_nodes_are_taken_stop_none_and_leave_other_gpus(policy: str) -> None:
+def test_jobs_that_wait_for_taken_nodes_leave_others_the_rest(policy: str) -> None:
     held = opened(make_policy(policy), cluster(4, 4))
     found = (("x", ("n0",), 4e4), ("a", ("n0",), 4e3), ("b", None, 8e4), ("c", ("n0",), 100))
     for at, (name, only, work) in enumerate(found):

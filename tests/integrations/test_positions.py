@@ -44,7 +44,7 @@ def test_it_goes_on_at_the_sample_that_comes_next(library: str) -> None:
     assert {trial: wrong(library, *trial) for trial in trials} == dict.fromkeys(trials, "")
 
 
-def test_a_loop_that_computes_its_place_in_the_epoch_is_put_right(
+def test_a_place_in_the_epoch_that_a_loop_computes_is_corrected(
     tmp_path: Path, report: Callable[[], dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It takes 3 steps for an epoch of 100 samples, which has 4."""
@@ -136,7 +136,7 @@ def test_lightning_reports_the_batch_that_is_trained(
     assert (said["samples_done"], said["global_batch"], said["warnings"]) == (samples, batch, warned)
 
 
-def test_a_transformers_callback_that_comes_late_reports_what_is_trained(
+def test_a_late_transformers_callback_reports_what_is_trained(
     tmp_path: Path, report: Callable[[], dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     need_installed("transformers")

@@ -198,13 +198,13 @@ def starts_and_kills(folder: Path, unit: str) -> str:
     return said
 
 
-def test_the_live_service_of_the_examples_comes_back_by_the_same_words(tmp_path: Path, golden_text) -> None:
+def test_the_live_example_service_comes_back_by_the_same_words(tmp_path: Path, golden_text) -> None:
     golden_text(starts_and_kills(tmp_path, "pliant-live.service"))
 
 
 @pytest.mark.services
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, and ids for other users")
-def test_the_shared_service_of_the_examples_comes_back_by_the_same_words() -> None:
+def test_the_shared_example_service_comes_back_by_the_same_words() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)
         assert "cluster.json:3: /nodes/0/gpus: 2, " in starts_and_kills(Path(folder), "pliant-shared.service")

@@ -51,7 +51,7 @@ def test_a_table_holds_the_jobs_of_its_file(trace: tuple[Job, ...], times: list[
     assert hash_of_texts(table.in_order().canonical()) == trace_hash(jobs)
 
 
-def test_lines_that_differ_in_three_values_or_labels_are_of_one_form(tmp_path: Path) -> None:
+def test_jobs_that_differ_in_few_values_or_labels_are_one_form(tmp_path: Path) -> None:
     jobs = [job(f"j{n}", at=n / 3, gpu_seconds=1 + n / 7, user="u") for n in range(50)]
     jobs.append(job("odd", at=9.0, gpu_seconds=5.0, priority=2.0))
     write_jobs(jobs, tmp_path / "jobs.jsonl")

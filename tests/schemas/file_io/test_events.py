@@ -64,7 +64,7 @@ def test_opening_mends_a_log_as_readers_saw_it(log: Path) -> None:
         assert io.read_events(log) == (*seen, FINISH)
 
 
-def test_a_long_torn_line_is_cut_and_one_in_the_middle_is_an_error(
+def test_a_torn_last_line_is_cut_and_an_earlier_one_is_an_error(
     log: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = log.read_bytes()

@@ -124,7 +124,7 @@ def test_modes_are_kept_and_unwritable_places_refused(tmp_path: Path) -> None:
     assert new.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_a_link_stays_a_pipe_is_written_and_a_full_device_is_a_missing_service(tmp_path: Path) -> None:
+def test_links_stay_pipes_are_written_a_full_device_is_reported(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("target")
     files.atomic_write(tmp_path / "link", b"data")
     assert (tmp_path / "link").is_symlink()
@@ -270,7 +270,7 @@ def test_the_environment_raises_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert "has more than 15,000 bytes" in refusal(io.read_jobs, "/dev/zero")
 
 
-def test_documents_too_large_and_pipes_without_a_writer_are_refused(
+def test_large_documents_and_pipes_without_a_writer_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cluster.json"

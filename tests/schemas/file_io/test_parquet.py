@@ -167,7 +167,7 @@ def test_a_wrong_value_names_its_row(changes: dict[str, list[Any]], expected: st
     assert problems_of_columns(**changes) == [f"profile: row 1: {expected}"]
 
 
-def test_rows_without_a_measurement_uneven_columns_and_the_order_of_metadata(tmp_path: Path) -> None:
+def test_missing_values_uneven_columns_and_order_of_metadata(tmp_path: Path) -> None:
     failed = replace(ROW, feasible=False, step_seconds=None, samples_per_second=None)
     assert io.profile_from_columns(io.profile_to_columns([failed])) == (failed,)
     assert problems_of_columns(feasible=[False]) == [

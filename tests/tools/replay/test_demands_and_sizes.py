@@ -118,7 +118,7 @@ def types_of(done: Replayed) -> set[str]:
     return {kind for event in told(done, "start").values() for kind in types(event)}
 
 
-def test_what_is_assumed_of_recorded_types_is_said_and_what_no_node_allows_refused(golden_text) -> None:
+def test_assumed_types_are_said_and_impossible_demands_refused(golden_text) -> None:
     labels = ({"gpu_type": "slow"}, {"gpu_type": "fast"}, {"gpu_type": "k80"}, {})
     trace = [job(f"j{at}", gpu_seconds=10, labels={"trace": "pai", **each}) for at, each in enumerate(labels)]
     lines = [each.text for nodes in (TWICE, cluster(4)) for each in inputs(trace, nodes).types_assumed]
@@ -151,7 +151,7 @@ def test_what_is_assumed_of_recorded_types_is_said_and_what_no_node_allows_refus
 
 
 @pytest.mark.parametrize("policy", ["srtf", "las", "tiresias", "ares", "shadow-price", "optimus"])
-def test_a_job_that_cannot_save_keeps_its_gpus_where_that_is_asked_for(policy: str) -> None:
+def test_a_job_that_cannot_save_keeps_its_gpus_on_request(policy: str) -> None:
     """A long job has both GPUs when a short one comes; it may say that it saves."""
     stated, free = (Conditions(interval=0.0, preemptible=who) for who in ("stated", "all"))
     short = job("b", at=1, gpus=2, gpu_seconds=20)

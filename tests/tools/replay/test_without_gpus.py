@@ -113,7 +113,7 @@ def test_what_keeps_them_from_running_is_said(golden_text) -> None:
     golden_text("\n".join(lines))
 
 
-def test_awaited_parameter_servers_keep_them_from_nodes_without_gpus_alone() -> None:
+def test_awaited_parameter_servers_reserve_nodes_without_gpus() -> None:
     session = Session(make_policy("fifo"), NODES, CurveThroughput())
     session.submit(prepare("a", 2), 0.0)
     session.decide(0.0)
@@ -127,7 +127,7 @@ def test_awaited_parameter_servers_keep_them_from_nodes_without_gpus_alone() -> 
     assert session.jobs["g"].servers == (("cores", 1),)
 
 
-def test_they_keep_away_from_places_that_failed_and_each_node_is_looked_at_once(monkeypatch) -> None:
+def test_they_avoid_failed_places_and_look_at_each_node_once(monkeypatch) -> None:
     session = Session(make_policy("fifo"), NODES, CurveThroughput())
     for name in "ab":
         session.submit(prepare(name, 3), 0.0)

@@ -391,7 +391,7 @@ def test_a_report_withholds_what_cannot_be_and_says_so():
 HOUR_S = 3600.0
 
 
-def test_documents_tables_and_figures_show_the_teams_and_none_of_one_pool(tmp_path):
+def test_documents_tables_and_figures_show_teams_if_any(tmp_path):
     """Ann borrows all four GPUs; bob wants his two, and her job shrinks.
 
     Bob owns two of the four GPUs once he is there; ann had them all for half an hour, then shared.

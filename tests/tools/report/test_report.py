@@ -29,7 +29,7 @@ def notes(*events, **info):
     return make_report([story(*events, **info)]).runs[0].caveats
 
 
-def test_runs_are_labelled_by_what_differs_and_fair_shares_of_some_gpus_have_a_caveat():
+def test_runs_are_labelled_by_what_differs_shares_have_a_caveat():
     assert labels([run(policy="fifo"), run(policy="ares")]) == ["fifo", "ares"]
     first = run(policy="ares", parameters={"alpha": 0.5, "pool": 2})
     second = run(policy="ares", parameters={"alpha": 0.75, "pool": 2}, seed=1)

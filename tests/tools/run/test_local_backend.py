@@ -448,7 +448,7 @@ def test_a_supervisor_that_cannot_beat_keeps_its_unit(tmp_path: Path) -> None:
     assert last_beat(tmp_path / "elsewhere") == 1.0 < before, "a link leads nowhere"
 
 
-def test_a_unit_has_a_folder_for_temporary_files_and_the_secrets_of_its_job(tmp_path: Path) -> None:
+def test_a_unit_has_a_temporary_folder_and_its_job_s_secrets(tmp_path: Path) -> None:
     attempt = tmp_path / "jobs" / "a" / "attempts" / "1"
     attempt.mkdir(parents=True)
     job_dir, scratch = attempt.parent.parent, tmp_path / "scratch"

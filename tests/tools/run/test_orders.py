@@ -264,7 +264,7 @@ def test_jobs_start_after_others_or_are_cancelled(site: Site) -> None:
     assert state_of(site, "b") == ended["b"]
 
 
-def test_limits_end_jobs_with_a_checkpoint_and_whether_they_run_or_wait(site: Site) -> None:
+def test_limits_end_running_and_waiting_jobs_with_a_checkpoint(site: Site) -> None:
     """Time on GPUs counts over all attempts; a job that waits has none. From cron, too."""
     options = begin(site, "fifo")
     ask(site, "a", samples=1e6, limits={"run_seconds": 2.0})

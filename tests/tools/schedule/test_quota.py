@@ -118,7 +118,7 @@ def test_no_gpu_is_given_twice_and_none_left_that_job_could_use(case: tuple[Shar
             assert open_gpus[rules.team_of(each)] >= each.gpus.requested
 
 
-def test_a_team_is_named_by_job_user_groups_or_label_and_bounds_each_job() -> None:
+def test_a_team_comes_from_job_user_groups_or_label() -> None:
     nodes = cluster(4, 4).model_copy(update={"shares": shares(a={"max": {"*": 3}})})
     found = oversized([rigid("x", 4, "a"), rigid("y", 3, "a"), rigid("z", 4, "b")], nodes)
     assert found == {"x": 'needs 4 GPUs, team "a" may hold 3'}
@@ -223,7 +223,7 @@ def own(rules: Shares, total: dict[str, int], *claims: Claim) -> dict[str, float
 A_AND_B = shares(a={}, b={})
 
 
-def test_a_fraction_of_a_gpu_is_one_for_a_job_that_waits_beside_an_elastic_borrower() -> None:
+def test_a_waiting_job_gets_a_whole_gpu_for_its_team_s_fraction() -> None:
     """Of four GPUs 0.8 are a's. It has no other way to start; b would take none back, as none of it waits."""
     rules, total = shares(a={}, b={"weight": 4.0}), {"x": 4}
     waits, shrinks = claim("a", wait(1)), {"held": {"x": 4}, "shrinks": True}

@@ -58,7 +58,7 @@ def state(spec: Job | None = None) -> JobState:
     return JobState(spec or job(batch=64), 64, None)
 
 
-def test_without_a_placement_the_most_consolidated_one_of_known_types_is_meant() -> None:
+def test_no_placement_means_the_most_consolidated_known_one() -> None:
     throughput = ByType(t4=1)
     asked = speeds(throughput, t4=(4, 4, 4))
     assert asked.consolidated(10, "t4") == (4, 4, 2)

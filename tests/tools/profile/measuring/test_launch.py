@@ -72,7 +72,7 @@ def test_a_worker_whose_torchrun_was_killed_ends(tmp_path, monkeypatch):
     until(lambda: is_gone(int(pid)))
 
 
-def test_a_worker_that_may_change_in_place_is_alone_without_torchrun(tmp_path: Path) -> None:
+def test_a_worker_changed_in_place_is_alone_without_torchrun(tmp_path: Path) -> None:
     own = Script("net", ("train.py",), str(tmp_path), by_torchrun=False)
     says = 'raise SystemExit("WORLD_SIZE is " + os.environ["WORLD_SIZE"] * ("MASTER_ADDR" not in os.environ))'
     for code, words in (

@@ -199,7 +199,7 @@ def imported(folder: Path, path: str, **more: Any) -> tuple[list[Down], ImportSu
     return [(event.time_s, event.node, event.up) for event in read_failures(str(out))], summary
 
 
-def test_faults_and_counts_become_outages_of_nodes_of_a_cluster_and_span(tmp_path: Path) -> None:
+def test_faults_and_counts_become_outages_within_the_trace(tmp_path: Path) -> None:
     # Two faults of one server overlap from day 2 to day 3; the other's ends without having begun.
     rows = ((1, "b", "start"), (2, "b", "start"), (3, "b", "end"), (3.5, "a", "end"), (4, "b", "end"))
     cluster = tmp_path / "cluster.json"

@@ -72,7 +72,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_groups_of_version_1_are_made_inside_those_of_the_launcher(host: Host) -> None:
+def test_groups_of_version_1_are_made_inside_the_launcher_s(host: Host) -> None:
     own = host.mount("cgroup", "memory", "/docker/abc/loop", root="/docker/abc")
     assert own == host.sys / "memory" / "loop"
     both = host.mount("cgroup", "cpu,cpuacct", "/")
@@ -316,7 +316,7 @@ time.sleep(600)
 
 
 @pytest.mark.services
-def test_what_takes_too_much_is_ended_and_says_so_while_others_run_on(live: Live) -> None:
+def test_what_takes_too_much_memory_is_ended_and_others_run_on(live: Live) -> None:
     live.start(TAKES, "import os\nos.waitpid(os.fork() or os._exit(0), 0)\nprint('well')")
     hog, other = live.ended()
     assert (hog.code, other.code) == (-9, 0)

@@ -70,7 +70,7 @@ def write_what_the_command_names(folder: Path) -> None:
         (write_what_the_command_names, ["metrics.json", "own.toml"]),
     ],
 )
-def test_what_is_not_committed_counts_if_it_is_code_or_named_by_the_command(
+def test_uncommitted_code_and_files_of_the_command_count(
     tmp_path: Path, change: Callable[[Path], object], files: list[str]
 ) -> None:
     commit = committed(tmp_path, FILES)

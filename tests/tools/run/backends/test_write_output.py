@@ -41,7 +41,7 @@ def test_whole_lines_go_to_the_files_that_a_job_names(tmp_path: Path) -> None:
     assert unit.prints("out\n", last=True).splitlines() == ["err", "out"]
 
 
-def test_a_first_attempt_empties_a_file_unless_another_job_writes_to_it(tmp_path: Path) -> None:
+def test_a_first_attempt_empties_its_file_unless_others_write_it(tmp_path: Path) -> None:
     first = Unit(tmp_path)
     first.output.parent.mkdir()
     first.output.write_text("old\n")
@@ -58,7 +58,7 @@ def test_a_first_attempt_empties_a_file_unless_another_job_writes_to_it(tmp_path
     assert Unit(tmp_path, "3", owner=False).prints("d\n") == "a\nb\nc\nd\n"
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_written_later(
+def test_an_unwritable_file_is_said_once_and_written_later(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = Unit(tmp_path)

@@ -298,7 +298,7 @@ def test_the_job_of_the_page_states_what_its_script_does() -> None:
     assert shown["work"] == {"epochs": script["--epochs"], "dataset_size": script["--size"]}
 
 
-def test_the_jobs_state_the_work_of_their_scripts_and_fit_the_cluster() -> None:
+def test_jobs_state_their_scripts_work_and_fit_the_cluster() -> None:
     jobs = read_jobs(ROOT / "examples" / "jobs.jsonl")
     for each in jobs:
         assert each.command is not None

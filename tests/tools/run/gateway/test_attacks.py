@@ -198,7 +198,7 @@ def test_limits_of_jobs_bytes_and_priority_are_named(run: Shared):
     assert run.ask(EVE, LOOK)["ok"]
 
 
-def test_orders_are_measured_and_their_changes_have_a_form_before_they_are_written(tmp_path: Path) -> None:
+def test_orders_too_long_or_malformed_are_never_written(tmp_path: Path) -> None:
     """Changes are copied into a file for each job."""
     dirs, who, ids = StateDir(tmp_path / "state"), Caller.of(EVE), [f"w{number}" for number in range(20)]
     jobs = [job(each, command=("train.py",), user=who.name) for each in ids]

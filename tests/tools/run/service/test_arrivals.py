@@ -124,7 +124,7 @@ def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> No
         assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
 
 
-def test_requests_about_one_job_are_all_heard_and_a_rejected_one_leaves_no_secrets(tmp_path: Path) -> None:
+def test_all_requests_are_heard_rejected_ones_leave_no_secrets(tmp_path: Path) -> None:
     with arriving(tmp_path, [ORIGIN_S]) as (arrivals, state, session):
         write_cluster(cluster(9), state.dirs.cluster)
         listed = [to_come("large", 0.0, gpus=9), to_come("a", 0.0)]

@@ -84,7 +84,7 @@ def test_a_copy_has_what_git_does_not_ignore_as_it_is_now(work: Work) -> None:
     assert [found["commit"], found["snapshot"], *found["files"]] == [work.commit, True, *changed]
 
 
-def test_code_in_the_repository_is_that_of_the_copy_and_other_files_stay_where_they_are(work: Work) -> None:
+def test_code_is_that_of_the_copy_and_other_files_stay(work: Work) -> None:
     write(work.root, dict.fromkeys(("lib/a.yaml", "50%x/run", "last.pt", "out.json"), ""))
     git(work.root, "add", "lib/a.yaml")
     root, output = str(work.root), "logs/%j"
@@ -106,7 +106,7 @@ def test_code_in_the_repository_is_that_of_the_copy_and_other_files_stay_where_t
     assert found.container == Container(image="x", mounts=mounts)
 
 
-def test_a_folder_without_git_is_copied_whole_but_for_environments(tmp_path: Path) -> None:
+def test_a_folder_without_git_is_copied_without_environments(tmp_path: Path) -> None:
     folder = tmp_path.resolve() / "plain"
     write(folder, {"train.py": "1", "data.csv": "2", "env/pyvenv.cfg": "", ".git-not/x": ""})
     with from_copies(folder / "state", [started("train.py")], folder) as (found,):

@@ -115,7 +115,7 @@ def test_output_is_kept_as_the_supervisor_likes() -> None:
         assert limited.env["PLIANT_LOG_BYTES"] == "5"
 
 
-def test_a_container_gets_a_secret_even_where_others_have_the_node_s_own(tmp_path: Path) -> None:
+def test_a_container_gets_its_secret_whatever_the_node_has(tmp_path: Path) -> None:
     (tmp_path / SECRETS).write_text('{"DOCKER_CONFIG": "/c"}')
     spec = rigid(1).model_copy(update={"container": Container(image="img")})
     (unit,) = units(target(spec, "n0/0"), tmp_path, ATTEMPT, GPU)

@@ -287,7 +287,7 @@ def test_what_a_loss_means_for_the_others(
 
 
 @pytest.mark.parametrize("outcome", ["", "stopped", "crashed", "done"])
-def test_what_was_killed_for_memory_says_so_and_is_not_tried_again(training: Scene, outcome: str) -> None:
+def test_a_kill_for_memory_is_named_and_not_tried_again(training: Scene, outcome: str) -> None:
     training.gang.statuses = (RUNNING, COPED)  # whose script has gone on without what was killed
     training.watch(1.0)
     assert not training.gang.stopping
@@ -446,7 +446,7 @@ def test_a_gang_that_does_not_train_yet_has_no_limit(scene: Scene, lives: Lives)
     assert scene.gang.serves(scene.target)
 
 
-def test_the_next_launcher_knows_where_workers_are_and_what_was_read(training: Scene) -> None:
+def test_the_next_launcher_knows_the_workers_and_what_was_read(training: Scene) -> None:
     """No other worker may be started where one has not ended yet."""
     with EventWriter(training.gang.handle.files.progress) as writer:
         writer.append([Event(1.0, "progress", "a", detail={"generation": 1}), Event(2.0, "progress", "a")])

@@ -104,7 +104,7 @@ def test_a_fork_bomb_ends_at_its_limit_while_other_jobs_run_on(shared_folder: Pa
     other.kill()
 
 
-def test_a_unit_of_an_account_has_its_part_and_hides_nothing_from_its_end(shared_folder: Path) -> None:
+def test_a_unit_of_an_account_has_its_part_until_its_end(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     node = {"name": "n0", "gpus": 2, "memory": 200 << 20}
     attempt.backend = local.LocalBackend(

@@ -217,7 +217,7 @@ def test_root_asks_for_stacks_with_the_rights_of_the_account(shared_folder: Path
     assert (question(attempt), attempt.stacks.lstat().st_uid) == (mark, ANN)
 
 
-def test_files_that_a_job_names_are_written_with_its_users_rights(shared_folder: Path) -> None:
+def test_files_that_a_job_names_are_written_as_its_user(shared_folder: Path) -> None:
     attempt, roots, folder = Attempt(shared_folder), shared_folder / "roots.txt", shared_folder / "all"
     folder.mkdir()
     folder.chmod(0o1777)

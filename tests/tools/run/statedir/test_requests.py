@@ -134,7 +134,7 @@ def test_a_name_is_used_again_once_its_newest_job_has_ended(dirs: StateDir) -> N
     assert ask(dirs, runs("a")) == ["a-3"]
 
 
-def test_a_name_means_jobs_of_its_own_account_and_never_takes_a_living_id(dirs: StateDir) -> None:
+def test_a_name_means_own_jobs_and_never_takes_a_living_id(dirs: StateDir) -> None:
     with pytest.raises(BadInputError, match=r'/name: of job "zz" is given by pliant where an id is used'):
         ask(dirs, runs("zz", name="victim"))
     ann, bob = (Account(61_501 + at, name) for at, name in enumerate(("ann", "bob")))

@@ -72,7 +72,7 @@ def test_what_is_lost_is_named(change: Change, expected: set[str]) -> None:
     assert lost(recording(change=change)) == expected
 
 
-def test_samples_that_no_worker_sees_as_rows_count_by_their_place() -> None:
+def test_samples_that_are_no_rows_count_by_their_place() -> None:
     unseen: Change = lambda one: replace(one, rows={})  # noqa: E731
     plain, other = recording(change=unseen), recording([range(2), range(2, 4)], unseen)
     assert compare("", plain, other, 1e-6).kept

@@ -25,7 +25,7 @@ def test_what_differs_is_named() -> None:
     assert changed(folder=None, commit=None, changes="", files={}).differences(FIRST) == []
 
 
-def test_attempts_are_compared_with_the_one_before_and_units_with_the_first(tmp_path: Path) -> None:
+def test_attempts_compare_with_the_last_and_units_with_the_first(tmp_path: Path) -> None:
     dirs = StateDir(tmp_path)
     written = {
         (1, 0): FIRST,

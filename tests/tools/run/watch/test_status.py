@@ -545,9 +545,7 @@ def test_a_choice_that_makes_no_sense_is_refused(shown: Callable[..., str]) -> N
         shown("a", sort="job")
 
 
-def test_a_pipe_gets_whole_lines_and_a_terminal_broken_and_coloured_ones(
-    dirs: StateDir, shown: Callable[..., str]
-) -> None:
+def test_a_pipe_gets_whole_lines_a_terminal_coloured_ones(dirs: StateDir, shown: Callable[..., str]) -> None:
     record(dirs, Event(NOW_S + 1, "requeue", "a", gpus=0, detail={"reason": "x y " * 40}))
     assert all("x y " * 39 in text for text in (shown(), shown("a"), shown(columns="job,why")))
     lines = status_text(Watcher(dirs.path).look(), NOW_S, 60).splitlines()

@@ -74,7 +74,7 @@ def test_fair_shares_are_those_of_the_classic_formula():
     assert fair.factor(Owner("A", "ann")) == 0.0
 
 
-def test_usage_halves_in_a_half_life_and_who_used_less_comes_first():
+def test_usage_halves_in_a_half_life_and_the_least_comes_first():
     """Ann holds two GPUs for an hour, and an hour later Bob one for an hour.
 
     A GPU held for an hour counts as c / 2 at its end. So two hours later Ann has used c / 4, and Bob c / 2:
@@ -151,7 +151,7 @@ def test_passes_keep_their_interval_and_starts_in_order_do_not():
     assert decided(held, 31.0) == {"head": 4}
 
 
-def test_a_job_goes_where_it_starts_first_and_one_beyond_its_limit_ends_soon():
+def test_a_job_goes_where_it_starts_first_and_ends_at_its_limit():
     nodes = mixed_cluster(a=(2,), b=(4,))
     held = started(Slurm(**FIFO), nodes, limited("run", 2, 50), limited("more", 4, 100, at=1))
     joined(held, 3.0, limited("head", 2, 50, at=2), limited("next", 2, 50, at=3))

@@ -262,7 +262,7 @@ def test_the_most_important_job_is_next_and_rejections_make_room() -> None:
     assert steps(held, held.decided.ask_again_s, b=1) == [("b", "start")]
 
 
-def test_an_updated_job_keeps_its_place_unless_it_asks_for_more_than_its_limit() -> None:
+def test_an_updated_job_keeps_its_place_within_its_limit() -> None:
     for nodes, jobs in (
         (cluster(8), [member(number, limit=1, hold=number == 0) for number in range(2)]),
         (limited(8, ann=UserLimit(gpus=3)), [owned("s-0", "ann", 3, hold=True), owned("s-1", "ann", 2)]),

@@ -133,7 +133,7 @@ def test_a_dataset_without_length_or_samples_is_refused() -> None:
             DataSource(samples, torch.device("cpu")).size  # type: ignore[arg-type]  # noqa: B018
 
 
-def test_a_sampler_draws_the_same_on_every_worker_and_nothing_from_the_script() -> None:
+def test_samplers_draw_alike_on_all_workers() -> None:
     weights = torch.arange(1, 9).float()
     drawn = []
     for worker in (1, 2):

@@ -396,7 +396,7 @@ def test_a_replaced_buffer_is_put_back(replaced: bool, kept: int) -> None:
     assert model.mask.count_nonzero() == kept
 
 
-def test_statistics_sparse_buffers_and_the_generator_are_put_back() -> None:
+def test_statistics_buffers_and_the_generator_are_put_back() -> None:
     model = Masked()
     model.register_buffer("links", torch.eye(300).to_sparse())
     start = noted(model)

@@ -202,7 +202,7 @@ def test_a_dictionary_is_registered_as_it_is() -> None:
     assert best == {"loss": 1.0}
 
 
-def test_an_optimizer_of_a_model_that_was_not_given_is_named_once() -> None:
+def test_an_optimizer_of_an_unknown_model_is_named_once() -> None:
     known, steps, warnings = nn.Linear(1, 1), [0], list[str]()
     handle = watch_others([sgd(known)], [known], lambda: steps[0], warnings.append)
     try:

@@ -62,7 +62,7 @@ def test_workers_that_wait_in_different_steps_are_at_an_end(pair: Pair) -> None:
     assert waited + DEADLOCK_AFTER_S + 2 * deadlock.POLL_INTERVAL_S < 60, "and soon"
 
 
-def test_no_end_is_seen_while_a_worker_computes_moves_or_the_workers_meet(
+def test_no_deadlock_is_seen_while_a_worker_computes_or_all_meet(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair.exchange[1] = None  # it evaluates

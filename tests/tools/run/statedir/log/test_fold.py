@@ -625,7 +625,7 @@ def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
     assert known.wait_s("a", ["n0/3"]) is None
 
 
-def test_an_array_is_spent_once_more_of_its_jobs_have_failed_than_it_allows() -> None:
+def test_an_array_is_spent_once_too_many_of_its_jobs_have_failed() -> None:
     """Those of another array of that name, which was submitted at another time, do not count."""
 
     def array(at_s: float, most: int | None) -> list[Event]:

@@ -30,7 +30,7 @@ def sizes(gpus: int, *curves: Curve, users: Sequence[str] = (), quota: int | Non
     return optimizer(gpus, curves, users, quota).sizes()
 
 
-def test_a_job_that_does_not_fit_changes_nothing_and_equals_come_in_order() -> None:
+def test_what_does_not_fit_changes_nothing_and_ties_keep_order() -> None:
     result = optimizer(4, [[0, 1, 2], [0, -inf, 1]])
     assert not result.add(gains_of([0, -inf, 1]))
     assert (result.left, result.sizes()) == (1, [2, 2])

@@ -81,7 +81,7 @@ def early_and_late() -> list[Job]:
     ]
 
 
-def test_the_optimum_waits_and_plans_again_unless_it_is_too_large(monkeypatch: pytest.MonkeyPatch):
+def test_the_optimum_waits_and_is_planned_again_if_small(monkeypatch: pytest.MonkeyPatch):
     held = opened(offline(), trace := early_and_late())
     assert list(held.snapshot(0.0).future) == trace
     held.submit(trace[0], 0.0)

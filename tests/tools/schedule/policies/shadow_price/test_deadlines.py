@@ -84,7 +84,7 @@ def test_the_job_that_earns_most_is_saved(jobs: list[Job], gpus: dict[str, int])
     assert _decided(*jobs) == gpus
 
 
-def test_passed_deadlines_come_last_and_none_are_asked_of_where_none_is_stated(
+def test_passed_deadlines_come_last_and_none_stated_cost_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     late, long = _due("late", 100, 10), _job("long", 1e5)
