@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pliant.tools.profile.measuring.launch import PointsFile
     from pliant.tools.profile.measuring.plan import MeasuringOptions
     from pliant.tools.profile.measuring.run import MeasuredProfile
-    from pliant.tools.profile.upkeep import RowChange
+    from pliant.tools.profile.profile_edit import RowChange
 
 
 AUTO = "auto"
@@ -215,7 +215,7 @@ def _refuse_terminal(out: str) -> None:
 
 def _imported(path: str, jobs: str | None) -> Profile:
     from pliant.schemas.profile import Profile
-    from pliant.tools.profile.upkeep import import_rows
+    from pliant.tools.profile.profile_edit import import_rows
 
     if jobs is not None:
         raise UsageError("--import takes rows instead of measuring jobs: give one of the two")
@@ -405,7 +405,7 @@ def profile_merge(
     Example: pliant profile merge a100.parquet t4.parquet -o all.parquet
     """
     from pliant.schemas.io import read_profile
-    from pliant.tools.profile.upkeep import merge
+    from pliant.tools.profile.profile_edit import merge
 
     if profiles.count("-") > 1:
         raise UsageError("only one profile can come from stdin")
@@ -429,7 +429,7 @@ def profile_diff(
     """
     from pliant.schemas.io import read_profile
     from pliant.schemas.text import Column, text_table
-    from pliant.tools.profile.upkeep import changes
+    from pliant.tools.profile.profile_edit import changes
 
     if before == after == "-":
         raise UsageError("only one profile can come from stdin")
@@ -496,7 +496,7 @@ def profile_prune(
     Example: pliant profile prune profile.parquet --disturbed -o kept.parquet
     """
     from pliant.schemas.io import read_profile
-    from pliant.tools.profile.upkeep import Pruning, pruned
+    from pliant.tools.profile.profile_edit import Pruning, pruned
 
     if not (model or gpu_type or disturbed or before):
         raise UsageError("say which rows to take out: --model, --gpu-type, --disturbed or --before")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.parts import mends_oasis as stories
+from benchmarks.parts import regressions_oasis as stories
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement

@@ -11,7 +11,7 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.io import read_profile, write_jobs, write_profile
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measuring.run import MeasuredProfile
-from pliant.tools.profile.upkeep import import_rows
+from pliant.tools.profile.profile_edit import import_rows
 from tests.builders import job
 from tests.cli.calling import call
 from tests.tools.profile.rows_builder import reduce, step

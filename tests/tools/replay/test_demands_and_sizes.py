@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from benchmarks.parts.mends_speeds import Scattered, falling_speeds, left_behind, mixed_demands, slower_sizes
+from benchmarks.parts.regressions_speeds import (
+    Scattered,
+    falling_speeds,
+    left_behind,
+    mixed_demands,
+    slower_sizes,
+)
 from pliant.schemas.checks import oversized
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event

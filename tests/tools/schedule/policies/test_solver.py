@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.parts import mends_programs
+from benchmarks.parts import regressions_programs
 from pliant.tools.schedule.policies import solver
 
 
@@ -36,9 +36,9 @@ def test_a_wrong_solution_is_sought_again(x: list[float], bound: float | None, m
     assert capfd.readouterr() == ("data\n", 2 * "a line of the solver\n")
 
 
-@pytest.mark.parametrize("policy", mends_programs.POLICIES)
+@pytest.mark.parametrize("policy", regressions_programs.POLICIES)
 def test_a_second_solver_finds_the_same_optima(policy: str) -> None:
-    assert mends_programs.wrong_programs(policy, 10) == 0
+    assert regressions_programs.wrong_programs(policy, 10) == 0
 
 
 def test_programs_are_solved_without_a_stdout_too() -> None:

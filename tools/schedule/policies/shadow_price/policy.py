@@ -1,10 +1,10 @@
 """shadow-price: every decision gives GPUs by the worth of a unit of each job's progress.
 
-In the order of a decision: :mod:`knowledge` says how fast each job would train and what is ahead of it;
+In the order of a decision: :mod:`job_estimates` says how fast each job would train and what is ahead of it;
 :mod:`bound` which sizes keep the promise (theorem and proof are there), and :mod:`deadlines` which a deadline
 needs; :mod:`completion_order` in which order jobs are to end, and :mod:`prices` what each job's progress is
 worth in it. At these prices :mod:`sizes` shares one pool out, :mod:`types` pools of several GPU types, and
-:mod:`places` chooses nodes and batches.
+:mod:`placement_choice` chooses nodes and batches.
 """
 
 from __future__ import annotations
