@@ -1,4 +1,4 @@
-"""Operating a cluster: Slurm, faults, thousands of jobs, long service, dead nodes, predicted starts.
+"""Operating a cluster: Slurm, faults, thousands of jobs, long service, dead nodes.
 
 ``python -m benchmarks.operate PART…`` measures some of the parts alone and renews their rows of
 results/operate.json; ``--minutes`` is the length of the soak.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from benchmarks import dead_node, predicted_start
+from benchmarks import dead_node
 from benchmarks.parts import fault_sequences, figure, first_step, parted, reconcile, slurm_day, soak
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
@@ -25,11 +25,10 @@ PARTS: Final[dict[str, Part]] = {
     "reconcile": reconcile.figures,
     "faults": fault_sequences.figures,
     "dead-node": dead_node.figures,
-    "predicted-start": predicted_start.figures,
     "slurm": slurm_day.figures,
     "soak": soak.figures,
 }
-"""About 1, 2, 2, 1, 5, 12 and 30 minutes on two cores."""
+"""About 1, 2, 2, 1, 12 and 30 minutes on two cores."""
 
 
 def figures() -> list[Figure]:

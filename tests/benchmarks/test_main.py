@@ -33,8 +33,7 @@ def test_without_a_name_each_benchmark_is_one_line(capsys: pytest.CaptureFixture
 
 
 SERVICES = (
-    *("ares_experiments", "dead_node", "ones", "predicted_start", "replay_fidelity", "replay_speed"),
-    *("rivals", "shadow_price"),
+    *("ares_experiments", "dead_node", "ones", "replay_fidelity", "replay_speed", "rivals", "shadow_price"),
 )
 """Benchmarks that replay published data, or need Slurm's daemons or network namespaces."""
 
@@ -79,7 +78,7 @@ def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    "name", ["ares_experiments", "ones", "predicted_start", "replay_fidelity", "replay_speed", "shadow_price"]
+    "name", ["ares_experiments", "ones", "replay_fidelity", "replay_speed", "shadow_price"]
 )
 def test_without_its_data_a_benchmark_keeps_the_record(name, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("PLIANT_DATA", str(tmp_path / "nowhere"))
