@@ -1,11 +1,12 @@
 """``python -m benchmarks NAME…`` runs benchmarks and writes benchmarks/results/; NAME ``all`` runs all.
 
 Without a name it lists what there is, and which figures are older than the code that they measure.
+``python -m benchmarks NAME PART…`` measures parts of one benchmark and renews their rows alone.
 
 A benchmark is a module with ``figures()``, which raises :class:`NotMeasurableError` where data or means are
-not there: its record then stays as it is. ``smallest()`` is the same work in its smallest form, which the
-tests run. ``MEASURES`` names the paths whose commits make its figures old. ``record``, where there is one,
-writes the results in the place of :func:`benchmarks.parts.figure.write`.
+not there: its record then stays as it is; or with ``PARTS``, whose figures are its own, and ``MORE_PARTS``,
+which are measured where they are named. ``smallest()`` is the same work in its smallest form, which the
+tests run. ``MEASURES`` names the paths whose commits make its figures old.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from benchmarks.parts import figure
+from benchmarks.parts import figure, parted
 from benchmarks.parts.figure import Figure, NotMeasurableError
+from benchmarks.parts.parted import Part
 
 NOT_MEASURED: Final = 66
 """Exit code where the data or the machine that a benchmark needs are not there."""
@@ -37,6 +39,9 @@ def benchmarks() -> dict[str, str]:
 def main(wanted: list[str]) -> int:
     """Run them; 2 for a name that does not exist, 66 where one could not be measured."""
     known = benchmarks()
+    if wanted and wanted[0] in known and (parts := _parts_of(wanted[0], wanted[1:])):
+        parted.renew(wanted[0], parts)
+        return 0
     unknown = [name for name in wanted if name not in (*known, "all")]
     if unknown:
         print(f"no benchmark {unknown[0]!r}; there are: {', '.join(known)}", file=sys.stderr)
@@ -59,9 +64,18 @@ def _load(name: str) -> ModuleType:
     return importlib.import_module(f"benchmarks.{name}")
 
 
+def _parts_of(name: str, words: Sequence[str]) -> Mapping[str, Part]:
+    """The parts of a benchmark that are named; none if a word is not that of one."""
+    module = _load(name)
+    known = getattr(module, "PARTS", {}) | getattr(module, "MORE_PARTS", {})
+    return {word: known[word] for word in words} if known.keys() >= {*words} else {}
+
+
 def _run(name: str, module: ModuleType) -> None:
-    measured: Sequence[Figure] = module.figures()
-    path = getattr(module, "record", figure.write)(name, measured)
+    in_parts = hasattr(module, "PARTS")
+    own = getattr(module, "figures", None)
+    measured: Sequence[Figure] = parted.measured(name, module.PARTS) if own is None else own()
+    path = (figure.renew if in_parts else figure.write)(name, measured)
     for row in measured:
         limit = "" if row.limit is None else f"  (limit {row.limit:g})"
         value = "-" if row.value is None else f"{row.value:.6g}"

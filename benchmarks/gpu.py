@@ -110,9 +110,6 @@ def smallest() -> list[Figure]:
     return check(*SMALL, device="cpu")
 
 
-record = figure.renew
-
-
 def need_gpu() -> None:
     """:raises NotMeasurableError: PyTorch sees no GPU, or nothing here can ask the driver which one it is."""
     import torch

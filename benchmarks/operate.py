@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from benchmarks import dead_node
-from benchmarks.parts import fault_sequences, figure, first_step, parted, reconcile, slurm_day, soak
+from benchmarks.parts import fault_sequences, first_step, parted, reconcile, slurm_day, soak
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
@@ -31,18 +31,9 @@ PARTS: Final[dict[str, Part]] = {
 """About 1, 2, 2, 1, 12 and 30 minutes on two cores."""
 
 
-def figures() -> list[Figure]:
-    """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
-    return parted.measured(NAME, PARTS)
-
-
 def smallest() -> list[Figure]:
     """Two of the parts; the others are benchmarks, last long, or have a test that needs Slurm."""
     return [*reconcile.figures(nodes=5, jobs=20, turns=1), *fault_sequences.figures(2)]
-
-
-record = figure.renew
-"""Rows of parts that could not be measured stay as they are."""
 
 
 def main(arguments: Sequence[str]) -> int:

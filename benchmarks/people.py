@@ -1,31 +1,27 @@
 """What people tripped over: their files, their answers, their clusters.
 
-``python -m benchmarks.people PART…`` measures some of the parts alone and renews their rows of
-results/people.json. ``imports`` counts the nasty traces, as many of each format, of which a lenient import
-wrote something that validate, describe or replay refuses.
+``imports`` counts the nasty traces, as many of each format, of which a lenient import wrote something that
+validate, describe or replay refuses.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from benchmarks.parts import (
     nasty_traces,
-    parted,
     people_attempts,
     people_batch,
     people_fair_share,
     people_flood,
     people_moves,
 )
-from benchmarks.parts.figure import Figure, renew
+from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
-NAME: Final = "people"
 MEASURES: Final = ("tools/replay", "schemas")
 FILES: Final = 1500
 """Of each format."""
@@ -57,23 +53,6 @@ PARTS: Final[dict[str, Part]] = {
 }
 
 
-def figures() -> list[Figure]:
-    """All parts, one after the other."""
-    return parted.measured(NAME, PARTS)
-
-
 def smallest() -> list[Figure]:
     """Two files of each format."""
     return imports(2)
-
-
-record = renew
-
-
-def main(words: Sequence[str]) -> int:
-    """Measure some of the parts."""
-    return parted.main(NAME, PARTS, __doc__, words)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

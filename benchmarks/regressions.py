@@ -1,19 +1,16 @@
 """What once was wrong and is to stay right: jobs left behind, times moved, senseless figures.
 
-``python -m benchmarks.regressions PART…`` measures some of the parts alone and renews their rows of
-results/regressions.json. Instances are drawn from seeds that are numbers from 0 on, so that each failure can
-be drawn again. Deadlines are those of ElasticFlow's testbed, 195 jobs on 128 A100. The growth is CPU time of
-an event under fifo with EASY backfill, 4,000 jobs waiting over 1,000.
+Instances are drawn from seeds that are numbers from 0 on, so that each failure can be drawn again. Deadlines
+are those of ElasticFlow's testbed, 195 jobs on 128 A100. The growth is CPU time of an event under fifo with
+EASY backfill, 4,000 jobs waiting over 1,000.
 """
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Final
 
 from benchmarks.parts import (
-    figure,
     parted,
     regressions_backfill,
     regressions_oasis,
@@ -91,24 +88,11 @@ PARTS: Final[dict[str, Part]] = {
 }
 
 
-def figures() -> list[Figure]:
-    """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
-    return parted.measured(NAME, PARTS)
-
-
 def smallest() -> list[Figure]:
     """Parts that need no published data, on one instance each; the conformance suite moves times."""
     once = {"left-behind": left_behind, "slower-sizes": slower_sizes, "senseless": senseless}
     return parted.measured(NAME, {name: partial(part, 1) for name, part in once.items()})
 
 
-record = figure.renew
-"""Rows of parts that could not be measured stay as they are."""
-
-
 def _none(name: str, value: float, unit: str) -> Figure:
     return Figure(name, float(value), unit, 0.0)
-
-
-if __name__ == "__main__":
-    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))

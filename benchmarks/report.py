@@ -1,8 +1,5 @@
 """Reports: the page of 10,000 jobs, what reports and the help cost, and what a new user has in hand.
 
-``python -m benchmarks.report PART…`` measures some of the parts alone and renews their rows of
-results/report.json.
-
 The page holds 10,000 jobs that come by Poisson at 0.85 of 512 GPUs, have users, and are replayed under a
 rigid and an elastic policy; it is opened in a headless Chromium that has just started. ``profile`` says how
 far disturbed profiles are off; the other parts are described where they are measured, in benchmarks/parts.
@@ -11,7 +8,6 @@ far disturbed profiles are off; the other parts are described where they are mea
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +16,6 @@ from typing import Final
 
 from benchmarks.parts import (
     base_install,
-    figure,
     help_start,
     parted,
     profile_disturbed,
@@ -114,11 +109,6 @@ PARTS: Final[dict[str, Part]] = {
 }
 
 
-def figures() -> list[Figure]:
-    """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
-    return parted.measured(NAME, PARTS)
-
-
 def smallest() -> list[Figure]:
     """All but the profile and the README, which have tests of their own that run them small."""
     small: dict[str, Part] = {
@@ -129,11 +119,3 @@ def smallest() -> list[Figure]:
         "help": partial(help_start.figures, visits=1),
     }
     return parted.measured(NAME, small)
-
-
-record = figure.renew
-"""Rows of parts that could not be measured stay as they are."""
-
-
-if __name__ == "__main__":
-    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))

@@ -39,7 +39,7 @@ OVERHEAD_LIMIT: Final = 0.02
 GROWTH_LIMIT: Final = 1.5
 LOSS_LIMIT: Final = 1e-5
 PATH: Final = (2, 3, 2, 1)
-PARTS: Final = ("leave", "meet", "broadcast", "first_step")
+STALL_PARTS: Final = ("leave", "meet", "broadcast", "first_step")
 
 SCRIPT: Final = '''
 import json, sys, time
@@ -176,7 +176,7 @@ def stalls(
             detail = event.detail or {}
             took_s = event.time - began_s if relaunches else event.overhead_seconds or 0.0
             found.setdefault(name, []).append(took_s)
-            for part in PARTS if "parts" in detail else ():
+            for part in STALL_PARTS if "parts" in detail else ():
                 parts.setdefault(f"{name}_{part}", []).append(detail["parts"].get(part, 0.0))
             if "parts" in detail and workers > before:
                 least_s = detail["parts"]["broadcast"] + detail["parts"]["usual_step"]

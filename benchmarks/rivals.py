@@ -1,17 +1,15 @@
 """The rest of the field on its home grounds: what others published, and what the same policies do here.
 
-``python -m benchmarks.rivals PART…`` measures some of the parts alone and renews their rows of
-results/rivals.json. ``slurm`` needs Slurm's daemons, and takes some minutes of sleep; the others replay
-published data, which are not part of the project.
+``slurm`` needs Slurm's daemons, and takes some minutes of sleep; the others replay published data, which are
+not part of the project.
 """
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Final
 
-from benchmarks.parts import elasticflow, figure, parted, shockwave, sia_artifact, slurm_order
+from benchmarks.parts import elasticflow, parted, shockwave, sia_artifact, slurm_order
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
@@ -23,11 +21,6 @@ PARTS: Final[dict[str, Part]] = {
     "sia": sia_artifact.figures,
     "slurm": slurm_order.figures,
 }
-
-
-def figures() -> list[Figure]:
-    """All parts, one after the other."""
-    return parted.measured(NAME, PARTS)
 
 
 def smallest() -> list[Figure]:
@@ -42,11 +35,3 @@ def smallest() -> list[Figure]:
             "slurm": partial(slurm_order.figures, plans=1, jobs=3),
         },
     )
-
-
-record = figure.renew
-"""Rows of parts that could not be measured stay as they are."""
-
-
-if __name__ == "__main__":
-    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))

@@ -10,8 +10,7 @@ no figure.
 ``shadow-price``: the same replayed under shadow-price, which takes more than an hour.
 ``other-months``: the same jobs as Acme and ITP write theirs, from the import to the report, under fifo.
 ``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`; ``sweep``: :mod:`benchmarks.parts.sweep_cost`.
-``python -m benchmarks.scale PART…`` measures parts alone and renews their rows; ``decisions-POLICY`` are
-those of one policy.
+``decisions-POLICY``, measured where it is named, are those of one policy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks.parts import decisions_at_scale, figure, parted, sweep_cost
+from benchmarks.parts import decisions_at_scale, parted, sweep_cost
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.installed import as_installed
 from benchmarks.parts.parted import Part
@@ -245,16 +244,11 @@ PARTS: Final[dict[str, Part]] = {
 }
 
 
-OF_ONE_POLICY: Final[dict[str, Part]] = {
+MORE_PARTS: Final[dict[str, Part]] = {
     f"decisions-{policy}": partial(lambda policy: [*decisions_at_scale.figures((policy,))], policy)
     for policy in policy_names()
     if policy not in decisions_at_scale.LEFT_OUT
 }
-
-
-def figures() -> list[Figure]:
-    """All parts."""
-    return parted.measured(NAME, PARTS)
 
 
 def smallest() -> list[Figure]:
@@ -267,10 +261,3 @@ def smallest() -> list[Figure]:
         "sweep": partial(sweep_cost.figures, tasks=2, small=20, large=40, visits=1),
     }
     return parted.measured(NAME, small)
-
-
-record = figure.renew
-
-
-if __name__ == "__main__":
-    sys.exit(parted.main(NAME, PARTS | OF_ONE_POLICY, __doc__, sys.argv[1:]))

@@ -1,12 +1,10 @@
 """What the library costs the training scripts of others: their lines, their time, their memory.
 
-``python -m benchmarks.scripts PART…`` measures some of the parts alone and renews their rows of
-results/scripts.json. Another part is a function that returns its rows, and its name in ``PARTS``.
+Another part is a function that returns its rows, and its name in ``PARTS``.
 """
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Final
 
@@ -14,7 +12,6 @@ from benchmarks.parts import (
     added_lines,
     checkpoint_cost,
     compile_count,
-    figure,
     library_cpu,
     parted,
     relaunch_cost,
@@ -41,19 +38,6 @@ SMALLEST: Final[dict[str, Part]] = {
 library costs by sample is part of the smallest form of ``rescale``."""
 
 
-def figures() -> list[Figure]:
-    """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
-    return parted.measured(NAME, PARTS)
-
-
 def smallest() -> list[Figure]:
     """Checkpoints, small, and lines."""
     return parted.measured(NAME, SMALLEST)
-
-
-record = figure.renew
-"""Rows of parts that could not be measured stay as they are."""
-
-
-if __name__ == "__main__":
-    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))

@@ -1,19 +1,16 @@
 """The elastic library: loops that train something else in silence, faults that it finds, and what that costs.
 
-``python -m benchmarks.training PART…`` measures some of the parts alone and renews their rows of
-results/training.json. ``shapes`` runs loops as people write them, on one worker and on several, through
-changes, a join and a restart, and compares weights and samples. ``positions`` are those of trainings by other
-libraries, ``verify`` the time of ``pliant verify``.
+``shapes`` runs loops as people write them, on one worker and on several, through changes, a join and a
+restart, and compares weights and samples. ``positions`` are those of trainings by other libraries, ``verify``
+the time of ``pliant verify``.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.parts import library_cpu, parted
-from benchmarks.parts.figure import Figure, renew
+from benchmarks.parts import library_cpu
+from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 from benchmarks.parts.shapes.figures import of_faults, of_shapes
 from benchmarks.parts.training_guard import guard_cost
@@ -21,7 +18,6 @@ from benchmarks.parts.training_positions import figures as positions
 from benchmarks.parts.training_silence import silence_after_a_skip
 from benchmarks.parts.training_verify import verify_minutes
 
-NAME: Final = "training"
 MEASURES: Final = ("tools/run/elastic", "integrations")
 LEAST_CPU_RATIO: Final = 0.88
 
@@ -44,23 +40,6 @@ PARTS: Final[dict[str, Part]] = {
 }
 
 
-def figures() -> list[Figure]:
-    """All parts, one after the other."""
-    return parted.measured(NAME, PARTS)
-
-
 def smallest() -> list[Figure]:
     """One shape on two workers."""
     return of_shapes(("classifier",), ("two workers",))
-
-
-record = renew
-
-
-def main(words: Sequence[str]) -> int:
-    """Measure some of the parts."""
-    return parted.main(NAME, PARTS, __doc__, words)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

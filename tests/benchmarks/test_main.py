@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import sharing
 from benchmarks.__main__ import NOT_MEASURED, benchmarks, main
 from benchmarks.parts import cpu_of_all, figure, mutants, relaunch_cost, slurm_day, training_job
 from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
@@ -89,6 +90,18 @@ def test_without_its_data_a_benchmark_keeps_the_record(name, tmp_path, monkeypat
     assert f"{name}: no {tmp_path}/nowhere/" in message
     assert f"results/{name}.json stays as it is" in message
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{name}.json": "[]"}
+
+
+def test_a_part_that_is_named_is_measured_alone(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+    parts = {name: partial(lambda name: [Figure(name, 1.0, "s")], name) for name in ("first", "second")}
+    monkeypatch.setattr(sharing, "PARTS", parts)
+    assert main(["sharing", "second"]) == 0
+    assert [row["name"] for row in json.loads((tmp_path / "sharing.json").read_text())] == ["second"]
+    assert main(["sharing"]) == 0
+    assert len(json.loads((tmp_path / "sharing.json").read_text())) == 2
+    assert main(["sharing", "third"]) == 2
 
 
 def test_figures_are_old_once_their_code_is_committed_again(tmp_path, monkeypatch) -> None:
