@@ -238,9 +238,11 @@ def options_of(record: type, panels: Sequence[str]) -> Callable[[Command], Comma
     parameters = [_option(field, hints[field.name]) for field in fields(record)]
     parameters.sort(key=lambda each: panels.index(each[0]) if each[0] else len(panels))
     context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    by_name = Annotated[str | None, typer.Option("--jobs", hidden=True)]
+    jobs_by_name = Parameter("jobs_by_name", Parameter.KEYWORD_ONLY, default=None, annotation=by_name)
 
     def give(command: Command) -> Command:
-        signature = Signature([context, *(parameter for _, parameter in parameters)])
+        signature = Signature([context, *(parameter for _, parameter in parameters), jobs_by_name])
         command.__signature__ = signature  # type: ignore[attr-defined]
         return command
 
@@ -272,12 +274,18 @@ def _shown(name: str, option: Option, notes: Sequence[object]) -> Any:
 
 
 @options_of(CommandOptions, (INPUTS, POLICIES, CLUSTER, _SWEEPS))
-def replay(context: typer.Context, **given: Any) -> None:
+def replay(context: typer.Context, *, jobs_by_name: str | None, **given: Any) -> None:
     """Replay a trace under one or more policies, by discrete events; equal inputs give equal files.
 
     Example: pliant replay trace.jsonl --cluster cluster.json --profile profile.parquet
     --policy fifo,ares --rescale-cost 30s -o replays && pliant report replays/*.parquet
     """
+    if jobs_by_name is not None:
+        if given["jobs"] is not None:
+            raise UsageError(
+                f"--jobs {jobs_by_name}: the argument {given['jobs']} is the trace: give one of them"
+            )
+        given["jobs"] = jobs_by_name
     noise_scale = parse_noise_scales(given.pop("noise_scale"))
     options = CommandOptions(**given, noise_scale=noise_scale)
     _check_sweep_options(stated(context), options)

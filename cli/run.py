@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from pliant.cli.option_types import with_options_of
 from pliant.cli.run_options import RunArguments
 
 
-@with_options_of(RunArguments, without=("roles", "munge", "allow_root_jobs"))
+@with_options_of(
+    RunArguments,
+    # run --follow --shared, as scripts have it, is pliant serve
+    shared=Annotated[bool, typer.Option("--shared", hidden=True)],
+    roles=Annotated[Path | None, typer.Option("--roles", hidden=True)],
+    munge=Annotated[bool, typer.Option("--munge", hidden=True)],
+    allow_root_jobs=Annotated[bool, typer.Option("--allow-root-jobs", hidden=True)],
+)
 def run(arguments: RunArguments) -> None:
     """Execute a schedule on real processes: start, stop, resize and resume jobs with torchrun.
 

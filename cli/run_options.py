@@ -187,6 +187,11 @@ class RunArguments:
         if self.follow and state is None:
             name = "pliant serve" if self.shared else "--follow"
             raise UsageError(f"{name} needs --state: the folder that jobs are submitted to")
+        given = {"--roles": self.roles, "--munge": self.munge, "--allow-root-jobs": self.allow_root_jobs}
+        for name in [name for name, value in given.items() if value] if not self.shared else ():
+            raise UsageError(f"{name} goes with pliant serve")
+        if self.shared and not self.follow:
+            raise UsageError("--shared goes with --follow, as in pliant serve")
         if self.shared and os.geteuid() != 0:
             raise UsageError("pliant serve starts the jobs of other accounts as them: only root can")
 

@@ -47,6 +47,7 @@ def schedule(
         typer.Argument(metavar="JOBS", help="Jobs to schedule (JSON Lines); - is stdin.", show_default=False),
     ] = None,
     *,
+    jobs_by_name: Annotated[str | None, typer.Option("--jobs", hidden=True)] = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -131,6 +132,10 @@ def schedule(
     from pliant.tools.schedule.decide import Question
 
     check_output(output)
+    if jobs_by_name is not None:  # the argument is the profile then
+        if jobs is not None and profile is not None:
+            raise UsageError(f"{jobs}: --jobs and --profile name both files: leave it out")
+        jobs, profile = jobs_by_name, jobs or profile
     config = configuration()
     policy, parameters = config.policy_of(policy, policy_parameters(param, time_budget))
     start = None if predictor is None else read_predictor(predictor)

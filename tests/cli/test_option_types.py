@@ -15,6 +15,7 @@ from tests.cli import calling
 from tests.tools.schedule.test_decide import PROFILE
 
 CLUSTER = "--cluster cluster.json --policy fifo"
+NOW = f"{CLUSTER} --now 9e9 --no-timing"
 
 
 def call(line: str) -> Any:
@@ -52,6 +53,25 @@ def test_o_is_a_file_and_f_a_format_on_every_command(command: Any) -> None:
         if command.name != "log":  # -f follows, as tail and journalctl do, and there is no form to choose
             assert names & {"-f", "--format"} in (set(), {"-f", "--format"}), each.opts
         assert "-o" not in names or each.type_descriptor.choices is None
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("by_name", "line"),
+    [
+        (f"replay --jobs jobs.jsonl {CLUSTER}", f"replay jobs.jsonl {CLUSTER}"),
+        (f"schedule --jobs jobs.jsonl {NOW}", f"schedule jobs.jsonl {NOW}"),
+        (
+            f"schedule profile.parquet --jobs jobs.jsonl {NOW}",
+            f"schedule jobs.jsonl {NOW} --profile profile.parquet",
+        ),
+    ],
+)
+def test_jobs_may_be_named_by_an_option(by_name: str, line: str) -> None:
+    first, second = call(by_name), call(line)
+    assert (first.exit_code, first.stdout) == (0, second.stdout)
+    twice = call(f"{line} --jobs jobs.jsonl" + " --profile profile.parquet" * ("--profile" not in line))
+    assert (twice.exit_code, "jobs.jsonl: " in twice.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("live")
