@@ -418,7 +418,14 @@ class _Page:
         return [
             (found.log.policy_error, tuple(found.log.drained), tuple(found.ordered)),
             *(
-                (job.id, job.state, job.log.placement, job.log.global_batch, job.log.failures, progress(job))
+                (
+                    job.id,
+                    job.state,
+                    job.log.placement,
+                    job.log.global_batch,
+                    job.log.retry.failures,
+                    progress(job),
+                )
                 for job in self.only.of(statuses(found, found.log.last_s))
                 if self.job in (None, job.id)
             ),

@@ -100,7 +100,7 @@ def test_jobs_are_updated_and_requeued_also_after_their_end(site: Site) -> None:
     """A job that runs starts again where it may not go on, also on the slots that it has had."""
 
     def attempts(*numbers: int) -> Callable[[RunLog], bool]:
-        return lambda log: trains("a")(log) and [*log.jobs["a"].seen] == [*numbers]
+        return lambda log: trains("a")(log) and [*log.jobs["a"].attempt.seen] == [*numbers]
 
     def refused() -> None:
         with pytest.raises(BadInputError, match='"b" needs 9 GPUs, the cluster has 2'):
@@ -119,7 +119,7 @@ def test_jobs_are_updated_and_requeued_also_after_their_end(site: Site) -> None:
         order_jobs(site.state, "requeue", ["a"], from_start=True)
 
     def again() -> None:
-        assert site.log().jobs["c"].exit_code == 7
+        assert site.log().jobs["c"].attempt.exit_code == 7
         order_jobs(site.state, "requeue", ["c"])
 
     site.job("a", samples=1e6)
@@ -276,8 +276,8 @@ def test_limits_end_running_and_waiting_jobs_with_a_checkpoint(site: Site) -> No
     jobs = site.log().jobs
     assert [state_of(site, each)[0] for each in "abc"] == ["timed out", "timed out", "finished"]
     assert jobs["a"].reason == "it has run for 2 s, its limit"
-    assert jobs["a"].ran_s == pytest.approx(2.0, abs=1.0)
-    assert (jobs["b"].reason, jobs["b"].ran_s) == ("its time is over (limits.until)", 0.0)
+    assert jobs["a"].use.ran_s == pytest.approx(2.0, abs=1.0)
+    assert (jobs["b"].reason, jobs["b"].use.ran_s) == ("its time is over (limits.until)", 0.0)
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
     assert [event.event for event in site.events() if event.job == "a"].count("fail") == 1
     ask(site, "d", samples=1e6, limits={"run_seconds": 1.0})
@@ -336,5 +336,5 @@ def test_jobs_leave_though_the_policy_fails(site: Site, monkeypatch: pytest.Monk
     (left,) = [event for event in site.events() if event.event == "requeue"]
     assert str((left.detail or {})["reason"]).startswith("node n0 is to be left: ")
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it saved"
-    assert site.log().jobs["a"].failures == 0
+    assert site.log().jobs["a"].retry.failures == 0
     end_all(site, "a")

@@ -226,7 +226,7 @@ def test_an_idle_job_is_named_shrunk_or_ended(site: Site, monkeypatch, then, eve
         job = log.jobs.get("a")
         if job is None or then == "end":
             return job is not None and job.phase == "cancelled"
-        return job.idle is not None and job.samples_done > 0 and (then == "warn" or job.gpus == 1)
+        return job.use.idle is not None and job.samples_done > 0 and (then == "warn" or job.gpus == 1)
 
     def note() -> None:
         shown.append(status(site).why)
@@ -386,10 +386,10 @@ def test_a_slow_worker_is_named_and_left_later(tmp_path: Path, monkeypatch: pyte
         why.append(status(site).why)
 
     def named(log: RunLog) -> bool:
-        return "a" in log.jobs and bool(log.jobs["a"].stragglers)
+        return "a" in log.jobs and bool(log.jobs["a"].use.stragglers)
 
     def trains_elsewhere(log: RunLog) -> bool:
-        return log.jobs["a"].straggled == "n0/1" and log.jobs["a"].change is None
+        return log.jobs["a"].use.straggled == "n0/1" and log.jobs["a"].attempt.change is None
 
     run_and_follow(options, story((named, note), (nothing, site.gate.touch), (trains_elsewhere, note)))
     assert [line for line in site.story() if not line.startswith("submit")] == [

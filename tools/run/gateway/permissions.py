@@ -33,7 +33,7 @@ from pliant.schemas.schedule import TeamStanding
 from pliant.tools.run.gateway.protocol import check_path_owners
 from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import ROOT, Account, account_name
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.log.fold import AttemptState, GpuUse, JobLog, RetryState, RunLog
 from pliant.tools.run.watch.job_page import Happened
 from pliant.tools.run.watch.status import Hidden, Status
 from pliant.tools.run.watch.top import Use
@@ -237,13 +237,12 @@ def _public_log(job: JobLog) -> JobLog:
         placement=job.placement,
         global_batch=job.global_batch,
         started_s=job.started_s,
-        runs_from_s=job.runs_from_s,
         ended_s=job.ended_s,
-        timed_out=job.timed_out,
-        change=job.change,
         held=job.held,
-        retry_s=job.retry_s,
         uid=job.uid,
+        attempt=AttemptState(timed_out=job.attempt.timed_out, change=job.attempt.change),
+        use=GpuUse(runs_from_s=job.use.runs_from_s),
+        retry=RetryState(retry_s=job.retry.retry_s),
     )
 
 

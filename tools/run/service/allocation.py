@@ -77,7 +77,7 @@ def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Alloca
     Left out are jobs that have ended, wait after a failure or are held, and jobs that would come to a node
     that was drained since or went down. A job that would grow there keeps what it holds.
     """
-    waiting = {job_id for job_id, job in log.active.items() if job.held or (job.retry_s or 0.0) > now_s}
+    waiting = {job_id for job_id, job in log.active.items() if job.held or (job.retry.retry_s or 0.0) > now_s}
     out = (log.jobs.keys() - log.active.keys()) | waiting
     found = {given.job: _on_open_nodes(given, log) for given in schedule.given() if given.job not in out}
     return {job_id: given for job_id, given in found.items() if given is not None}

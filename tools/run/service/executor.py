@@ -229,10 +229,10 @@ class Executor:
                 self.backend.stop(handle, "kill")
             return
         if all(status.state != "running" for status in statuses) and (
-            job.ended or handle.attempt <= job.over_attempt
+            job.ended or handle.attempt <= job.attempt.over_attempt
         ):
             return
-        seen = job.seen.get(handle.attempt, 0)
+        seen = job.attempt.seen.get(handle.attempt, 0)
         target = assignment_of(plan, job.job)
         hand_out(self._dirs.job(handle.job), plan)
         gang = self.gangs[handle.job] = self._launching.adopt(handle, plan, target, seen)

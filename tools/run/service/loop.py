@@ -402,7 +402,7 @@ class Loop:
     def _move_off(self, found: Straggler) -> bool:
         """A job leaves the slot of a straggler, once in its life, if another one is free."""
         job, session = self.session.jobs.get(found.job_id), self.session
-        if job is None or self.state.log.jobs[found.job_id].straggled:
+        if job is None or self.state.log.jobs[found.job_id].use.straggled:
             return False
         hidden, slow = session.quarantine.hidden_from(job.id), node_of(found.slot)
         free = {

@@ -316,9 +316,9 @@ def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
     Its machine may have another clock. If no launcher has looked at the job so far, the time is not before
     what the log knows of the job.
     """
-    told_s = [since_s, job.submitted_s, *(time_s for time_s, _ in job.points)]
-    if job.change is not None:
-        told_s.append(job.change[1])
+    told_s = [since_s, job.submitted_s, *(time_s for time_s, _ in job.use.points)]
+    if job.attempt.change is not None:
+        told_s.append(job.attempt.change[1])
     return replace(event, time=min(now_s, max(event.time, *told_s)))
 
 
@@ -329,7 +329,7 @@ def worker_events(said: WorkerEvents, job: JobLog) -> list[Event]:
     checkpoint counts only while training goes on, as for those that workers ``count``; for a stopping gang
     it is part of the cost of the change.
     """
-    change = job.change if said.settled else None
+    change = job.attempt.change if said.settled else None
     events: list[Event] = []
     for event in map(typed, said.events):
         if not isinstance(event, Trained):
@@ -367,7 +367,7 @@ def _number(value: float | None) -> float | None:
 def progress_event(report: Measured, job: JobLog, time_s: float) -> Event:
     """What workers measured last, for the policy alone, on its clock."""
     found = report.progress
-    step_s = found.step_seconds if report.settled and job.change is None else None
+    step_s = found.step_seconds if report.settled and job.attempt.change is None else None
     return row_of(
         Progressed(
             *(time_s, job.job.id),
@@ -385,7 +385,7 @@ def _observed(job: JobLog, gpus: int | None, step_seconds: float | None) -> Obse
         return None
     return {
         "placement": sorted((count for _, count in job.placement), reverse=True),
-        "local_batch": -(-job.global_batch // (job.job.gpus.replicas(job.gpus) * job.accum)),
-        "accum": job.accum,
+        "local_batch": -(-job.global_batch // (job.job.gpus.replicas(job.gpus) * job.attempt.accum)),
+        "accum": job.attempt.accum,
         "step_seconds": step_seconds,
     }

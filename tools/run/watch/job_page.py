@@ -212,10 +212,10 @@ def _held(at: Placed | JobLog) -> str:
 
 def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
     """The last lines on stderr of the last failed attempt, fit for a terminal."""
-    if not job.log.failed_attempt and job.state != "failed":
+    if not job.log.retry.failed_attempt and job.state != "failed":
         return []
     folder = dirs.job(job.id)
-    attempt = folder.attempt(job.log.failed_attempt or max(1, folder.newest_attempt()))
+    attempt = folder.attempt(job.log.retry.failed_attempt or max(1, folder.newest_attempt()))
     with files_of(attempt):
         launchers = attempt.launcher_logs()
         workers = (path for unit in range(len(launchers) or 1) for path in attempt.worker_errors(unit))
@@ -301,7 +301,7 @@ def _facts(
     if job.log.gpus:
         yield "holds", _held(job.log) + (f", beside {job.log.beside}" if job.log.beside else "")
     yield "progress", _progress(job)
-    loss, stall_s = job.log.loss, job.log.stall_s
+    loss, stall_s = job.log.loss, job.log.attempt.stall_s
     yield "loss", "" if loss is None else f"{loss:.4g}"
     yield "stall", "" if stall_s is None else f"the last change of its GPUs took {stall_s:.2g} s"
     yield "policy", job.policy_reason if explain else ""
@@ -453,7 +453,7 @@ def job_fields(job: JobStatus, state: Path) -> dict[str, Any]:
         "progress": _number(job.progress),
         "samples_per_second": _number(job.samples_per_second),
         "loss": _number(log.loss),
-        "stall_seconds": _number(log.stall_s),
+        "stall_seconds": _number(log.attempt.stall_s),
         "submitted_at": iso_time(log.submitted_s),
         "started_at": iso_time(log.started_s),
         "ended_at": iso_time(log.ended_s),
@@ -467,11 +467,11 @@ def job_fields(job: JobStatus, state: Path) -> dict[str, Any]:
         "predicted_from": job.expected.source,
         "jobs_ahead": job.expected.jobs_ahead,
         "reserved": [_span(span) for span in job.reserved],
-        "failures": log.failures,
-        "lost_gpu_hours": log.lost_gpu_s / 3600,
-        "retries": log.retries,
-        "exit_code": log.exit_code,
-        "signal": signal_name(log.exit_code),
+        "failures": log.retry.failures,
+        "lost_gpu_hours": log.use.lost_gpu_s / 3600,
+        "retries": log.retry.retries,
+        "exit_code": log.attempt.exit_code,
+        "signal": signal_name(log.attempt.exit_code),
         "policy_says": job.policy_reason,
         "output": files.get("output"),
         "error": files.get("error"),

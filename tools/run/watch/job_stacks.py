@@ -133,7 +133,7 @@ def job_stacks(
     check_job(dirs, job_id)
     folder = dirs.job(job_id)
     plan = read_plan(folder)
-    if plan is None or plan.attempt <= job.over_attempt:
+    if plan is None or plan.attempt <= job.attempt.over_attempt:
         raise UsageError(f"job {job_id} has no workers yet: it is being started")
     slots = {worker: member.slot for worker, member in zip(plan.workers, plan.members, strict=True)}
     attempt = folder.attempt(plan.attempt)

@@ -61,7 +61,7 @@ class JobStatus:
     @property
     def retry_s(self) -> float | None:
         """The earliest time of the retry that it waits for."""
-        return None if self.log.gpus or self.log.ended else self.log.retry_s
+        return None if self.log.gpus or self.log.ended else self.log.retry.retry_s
 
     @property
     def waits_for_limit(self) -> bool:
@@ -70,7 +70,7 @@ class JobStatus:
 
     @property
     def samples_per_second(self) -> float | None:
-        return self.log.samples_per_second if self.log.gpus else None
+        return self.log.use.samples_per_second if self.log.gpus else None
 
     @property
     def until_s(self) -> float | None:
@@ -153,7 +153,7 @@ def _status(
 ) -> JobStatus:
     job_id = job.job.id
     if job_id in status.launched:
-        job = replace(job, change=None)
+        job = replace(job, attempt=replace(job.attempt, change=None))
     prediction = _NOTHING if job_id in status.over else expected.get(job_id, _NOTHING)
     why = _why(job, now_s, prediction, waiting - 1, status)
     if job.ended:
@@ -181,7 +181,7 @@ def _state(job: JobLog) -> str:
         return job.end
     if job.held and not job.gpus:
         return "held"
-    if job.phase == "preempted" and job.retry_s is not None:
+    if job.phase == "preempted" and job.retry.retry_s is not None:
         return "retrying"
     change = _open_change(job)
     return job.phase if change is None else CHANGING.get(change[0], job.phase)
@@ -189,7 +189,7 @@ def _state(job: JobLog) -> str:
 
 def _open_change(job: JobLog) -> tuple[str, float] | None:
     """The change since which the job has not made a step: its start, if it has made none at all."""
-    return None if job.change is None else job.begun or job.change
+    return None if job.attempt.change is None else job.attempt.begun or job.attempt.change
 
 
 def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, status: Status) -> str:
@@ -206,27 +206,27 @@ def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, stat
     if job.gpus:
         change = _open_change(job)
         parts = [] if change is None else [f"for {span_text(max(0.0, now_s - change[1]))}"]
-        if job.idle is not None:
-            since_s, used = job.idle
+        if job.use.idle is not None:
+            since_s, used = job.use.idle
             parts.append(f"idle: {100 * used:.0f} % of its slots used, as of {clock_text(since_s, now_s)}")
         limit_s = job.next_limit(now_s)[0]
         if limit_s < inf and (expected.end_s is None or limit_s < expected.end_s):
             parts.append("its limit ends it then")
-        for slot, (since_s, times) in sorted(job.stragglers.items()):
+        for slot, (since_s, times) in sorted(job.use.stragglers.items()):
             parts.append(
                 f"slow worker: {slot} needs {times:.1f} times as long, as of {clock_text(since_s, now_s)}"
             )
-        return "; ".join([*parts, *filter(None, [job.trouble, _lost(job)])])
-    if job.retry_s is not None:
+        return "; ".join([*parts, *filter(None, [job.retry.trouble, _lost(job)])])
+    if job.retry.retry_s is not None:
         return "; ".join(filter(None, [_retry(job, now_s), _lost(job)]))
     kept = _kept_back(job, status)
     waits = [kept] if kept else [_waits_for(job, expected, others), *_out_of_service(status)]
-    return "; ".join(filter(None, [*waits, job.trouble, _lost(job), status.log.policy_error]))
+    return "; ".join(filter(None, [*waits, job.retry.trouble, _lost(job), status.log.policy_error]))
 
 
 def _lost(job: JobLog) -> str:
     """What stops have cost a job that cannot save; empty if nothing."""
-    return f"stops have lost {in_gpu_hours(job.lost_gpu_s)}" if job.lost_gpu_s else ""
+    return f"stops have lost {in_gpu_hours(job.use.lost_gpu_s)}" if job.use.lost_gpu_s else ""
 
 
 def lost_on(jobs: Iterable[JobLog], nodes: Collection[str], now_s: float) -> dict[str, float]:
@@ -299,7 +299,9 @@ def _brief(job: JobLog, expected: StartPrediction, status: Status) -> str:
     """:func:`_why` in brief; empty if there is more to say about the job."""
     if job.job.id in status.over:
         return "ended, to be recorded"
-    waits = not (job.gpus or job.held or job.trouble or job.lost_gpu_s or job.retry_s is not None)
+    waits = not (
+        job.gpus or job.held or job.retry.trouble or job.use.lost_gpu_s or job.retry.retry_s is not None
+    )
     asked = job.job.id in status.cancelled or job.job.id in status.ordered
     if not waits or asked or _kept_back(job, status):
         return ""
@@ -318,10 +320,10 @@ def _are(count: int, noun: str, one: str, many: str) -> str:
 
 
 def _retry(job: JobLog, now_s: float) -> str:
-    left_s = max(0.0, (job.retry_s or 0.0) - now_s)
+    left_s = max(0.0, (job.retry.retry_s or 0.0) - now_s)
     when = f" in {left_s:.0f} s" if left_s else ""
-    failed = job.failed_attempt >= job.over_attempt
-    which = f"retry {job.failures} of {job.retries}" if failed else "another attempt"
+    failed = job.retry.failed_attempt >= job.attempt.over_attempt
+    which = f"retry {job.retry.failures} of {job.retry.retries}" if failed else "another attempt"
     return f"{which}{when}: {job.reason}"
 
 
@@ -344,7 +346,7 @@ def _not_yet(job: Job, now_s: float, asked_s: float) -> str:
 
 def standing(job: JobLog) -> str:
     """The phase in words: a job that waits for its retry was not preempted by the policy."""
-    return "waiting to retry" if job.phase == "preempted" and job.retry_s is not None else job.phase
+    return "waiting to retry" if job.phase == "preempted" and job.retry.retry_s is not None else job.phase
 
 
 def known_ids(status: Status) -> list[str]:

@@ -124,7 +124,7 @@ CELLS: Final[Mapping[str, JobCell]] = {
     "loss": JobCell(
         lambda job, _now_s: "-" if job.log.loss is None else f"{job.log.loss:.4g}", lambda job: job.log.loss
     ),
-    "failures": JobCell(lambda job, _now_s: str(job.log.failures), lambda job: job.log.failures),
+    "failures": JobCell(lambda job, _now_s: str(job.log.retry.failures), lambda job: job.log.retry.failures),
     "submitted": JobCell(
         lambda job, now_s: clock_text(job.log.submitted_s, now_s),
         lambda job: job.log.submitted_s,
@@ -278,7 +278,7 @@ def summary(log: RunLog, width: int | None = None) -> str:
             _seconds(job.ended_s, job.submitted_s),
             f"{job.samples_done:.0f}" if job.samples_done else "-",
             "-" if job.loss is None else f"{job.loss:.4g}",
-            job.reason if job.ended or not job.gpus else job.trouble,
+            job.reason if job.ended or not job.gpus else job.retry.trouble,
         )
         for job in in_order(log)
     ]

@@ -242,7 +242,7 @@ def launched_jobs(dirs: StateDir, log: RunLog) -> frozenset[str]:
 
 def _may_never_report(job: JobLog) -> bool:
     """Whether the first step is still to come, and the script need not use the library."""
-    return job.change is not None and not job.job.changes_in_place
+    return job.attempt.change is not None and not job.job.changes_in_place
 
 
 def _newest_attempt(folder: JobDir, job: JobLog) -> Handle | None:
@@ -250,10 +250,10 @@ def _newest_attempt(folder: JobDir, job: JobLog) -> Handle | None:
     number = folder.newest_attempt()
     attempt = folder.attempt(number)
     try:
-        since_launch_s = attempt.launch.stat().st_mtime - job.launched_s
+        since_launch_s = attempt.launch.stat().st_mtime - job.attempt.launched_s
     except OSError:
         return None
-    is_new = number > job.over_attempt and since_launch_s >= -CLOCK_TOLERANCE_S
+    is_new = number > job.attempt.over_attempt and since_launch_s >= -CLOCK_TOLERANCE_S
     return Handle.of(folder, number) if is_new else None
 
 

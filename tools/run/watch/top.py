@@ -103,7 +103,7 @@ class UseMeter:
         newest = file.newest
         share = job.counted_gpus / total if total else 0.0
         busy, memory = measured(self._watcher.dirs, job)
-        if newest is None or newest.attempt < max(job.seen, default=0):
+        if newest is None or newest.attempt < max(job.attempt.seen, default=0):
             return Use(job, share, None, None, busy, memory)
         return Use(job, share, newest, file.written_s, busy, memory)
 

@@ -313,7 +313,7 @@ def test_a_job_keeps_what_it_holds_where_its_growth_is_closed(
 def test_an_older_schedule_starts_what_is_still_to_start() -> None:
     """No job that has ended, is held, or waits after a failure."""
     log, schedule = older_schedule("ends", "free", "holds", "waits")
-    log.jobs["holds"].held, log.jobs["waits"].retry_s = ("ada", 1.0), 5.0
+    log.jobs["holds"].held, log.jobs["waits"].retry.retry_s = ("ada", 1.0), 5.0
     del log.active["ends"]
     assert startable(log, schedule, 4.9).keys() == {"free"}
     assert startable(log, schedule, 5.0).keys() == {"free", "waits"}

@@ -104,7 +104,7 @@ def test_a_job_that_cannot_be_resized_waits_and_is_not_at_fault(world: World) ->
     (requeue,) = world.events("requeue")
     assert requeue.detail == {"reason": "node n1 is down: down"}
     world.nodes.lost.clear()
-    assert until(world, "a", {"n0": 2, "n1": 2}).jobs["a"].failures == 0
+    assert until(world, "a", {"n0": 2, "n1": 2}).jobs["a"].retry.failures == 0
 
 
 def test_a_node_that_is_down_is_known_to_the_next_run(world: World) -> None:

@@ -66,7 +66,7 @@ def test_workers_say_nothing_that_only_the_service_can_know(name: EventName, att
         log = running(measured=False)
         log.add(found)
         job = log.jobs["a"]
-        assert (job.change is None, job.idle, job.stragglers) == (is_first, None, {})
+        assert (job.attempt.change is None, job.use.idle, job.use.stragglers) == (is_first, None, {})
 
 
 @pytest.mark.parametrize(("said", "is_kept"), [(5.0, True), (0.0, False), (-1.0, False), ("much", False)])

@@ -161,7 +161,7 @@ class Scenario:
         run = self.service(site.schedule("fair-share"), stand_in=False)
         until(lambda: run.poll() is not None or (site.state / "events.jsonl").exists())
         self.held(run, "start a 1; grow a 2")
-        until(lambda: run.poll() is not None or site.log().jobs["a"].change is None)
+        until(lambda: run.poll() is not None or site.log().jobs["a"].attempt.change is None)
         submit(site.state, [late], "jobs", folder=site.folder, now_s=0.0)
         self.held(run, "grow a 2; shrink a 1")
         site.gate.touch()

@@ -25,7 +25,11 @@ def test_a_job_trains_as_its_account_and_others_have_no_part(shared_folder: Path
         assert (done.exit_code, done.stdout) == (0, "a\n"), done.stderr
 
         dirs = StateDir(run.state)
-        until(lambda: (job := read_log(run.state).jobs.get("a")) and job.gpus == 2 and job.change is None)
+        until(
+            lambda: (
+                (job := read_log(run.state).jobs.get("a")) and job.gpus == 2 and job.attempt.change is None
+            )
+        )
         job, folder = read_log(run.state).jobs["a"], dirs.job("a").path
         assert (job.uid, job.job.user, job.job.workdir) == (ANN, str(ANN), str(run.home(ANN)))
         assert of_user(ANN)

@@ -338,7 +338,7 @@ class World:
                 assert found.samples_done == samples, found
             assert found.phase in ("finished", "cancelled") or found.reason, found
         for handle, workers in self.nodes.attempts.items():
-            seen, found = log.jobs[handle.job].seen.get(handle.attempt, 0), log.jobs[handle.job]
+            seen, found = log.jobs[handle.job].attempt.seen.get(handle.attempt, 0), log.jobs[handle.job]
             assert seen <= workers.said, found
             assert seen == workers.said or found.phase != "finished", found
         assert [one.handle for one in self.nodes.training()] == []

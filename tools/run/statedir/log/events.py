@@ -168,9 +168,9 @@ def _failure(
         refused = code in job.job.no_retry_on or (job.job.retry_on and not is_asked_for)
         if why is None and code is not None and refused:
             why = "not retried, as the job says"
-        if fault.by_itself and job.would_tell(time_s, fault):
+        if fault.by_itself and job.shows_cause(time_s, fault):
             at_samples = fault.at_samples
-            certain = record.failures > 1 and job.repeats(reason, fault)
+            certain = record.failures > 1 and job.retry.repeats(reason, fault)
             if why is None and certain and not is_asked_for:
                 why = "failed twice in the same way"
         if why is None and fault.is_final and not is_asked_for:

@@ -25,7 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, assert_never, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, assert_never, get_args
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -56,7 +56,6 @@ from pliant.schemas.events import (
     RunBegan,
     SlotCleared,
     SlotQuarantined,
-    Slowness,
     Started,
     Submitted,
     Trained,
@@ -85,6 +84,9 @@ from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 from pliant.tools.schedule.session.admission import first_holder
 from pliant.tools.schedule.session.dependencies import Wait, wait_of
 from pliant.tools.schedule.session.quarantine import node_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(slots=True)
@@ -155,6 +157,171 @@ JobPhase = End | Literal["waiting", "running", "preempted"]
 
 
 @dataclass(slots=True)
+class AttemptState:
+    """What a run knows of a job's attempts, beyond what the job holds."""
+
+    __pydantic_config__ = AS_JSON
+
+    is_batch_decided: bool = True
+    """Whether its batch was decided, and not left to the script."""
+    accum: int = 1
+    lr_scale: float = 1.0
+    launched_s: float = 0.0
+    """When the last attempt was decided on."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """How many worker events of each attempt the log holds."""
+    change: tuple[str, float] | None = None
+    """The last change of its GPUs and when it was decided, until its first step is done."""
+    begun: tuple[str, float] | None = None
+    """The last start or resume and when it was decided, until its first step is done."""
+    stall_s: float | None = None
+    """What the last measured change of its GPUs cost."""
+    over_attempt: int = 0
+    """The last one that is over, whether it failed or not."""
+    exit_code: int | None = None
+    """Exit code of the last attempt that ended by itself; negative for a signal."""
+    timed_out: bool = False
+    """Whether a limit of its own ended it; its phase is "failed" then."""
+
+    def place(self, event: Placed) -> None:
+        self.is_batch_decided = event.global_batch is not None
+        self.change = event.name, event.time
+        self.accum = 1 if event.accum is None else event.accum
+        self.lr_scale = 1.0 if event.lr_scale is None else float(event.lr_scale)
+        if isinstance(event, Started):
+            self.launched_s, self.begun = event.time, self.change
+
+    def report(self, event: Trained) -> None:
+        """Count what workers reported, and note what the first step after a change cost."""
+        if isinstance(event, Progressed) and event.after is not None:
+            self.change = self.begun = None
+            self.stall_s = event.overhead_seconds
+        attempt = event.attempt or 0
+        self.seen[attempt] = self.seen.get(attempt, 0) + 1
+
+
+@dataclass(slots=True)
+class GpuUse:
+    """For how long a job has held GPUs, and how well it uses them."""
+
+    __pydantic_config__ = AS_JSON
+
+    ran_s: float = 0.0
+    """Seconds for which it has held GPUs, until ``runs_from_s``."""
+    runs_from_s: float | None = None
+    """Since when it holds those that it has."""
+    lost_gpu_s: float = 0.0
+    """GPU seconds that stops and changes have lost: it neither states nor shows that it can save."""
+    points: tuple[tuple[float, float], ...] = ()
+    """(time, samples done) of the newest two progress events since the last change."""
+    gpu_seconds_per_sample: float | None = None
+    """What a sample cost when its speed was last measured."""
+    idle: tuple[float, float] | None = None
+    """Since when the cluster's rule calls it idle, and the part of its slots that it used."""
+    stragglers: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By slot: since when the cluster's rule calls its worker slow, and how many times slower it was."""
+    straggled: str = ""
+    """The slot that it has left because a worker was slow there."""
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """The measured speed. Returns None if it is not known yet."""
+        if len(self.points) < 2:
+            return None
+        (before_s, before), (after_s, after) = self.points
+        return (after - before) / (after_s - before_s) if after_s > before_s else None
+
+    def running_s(self, now_s: float) -> float:
+        """Seconds for which it has held GPUs until now."""
+        return self.ran_s + (0.0 if self.runs_from_s is None else now_s - self.runs_from_s)
+
+    def hold(self, time_s: float, gpus: int) -> None:
+        """It holds other GPUs from now on, or none."""
+        self.ran_s = self.running_s(time_s)
+        self.runs_from_s = time_s if gpus else None
+        self.idle, self.stragglers = None, {}
+
+    def measure(self, time_s: float, samples_done: float, gpus: float) -> None:
+        """It had done these samples, on GPUs of which shared ones count half."""
+        self.points = (*self.points[-1:], (time_s, samples_done))
+        if speed := self.samples_per_second:
+            self.gpu_seconds_per_sample = gpus / speed
+
+    def judge(self, event: Progressed) -> None:
+        """Note what the rules of the cluster make of it."""
+        if event.idle is not None:
+            self.idle = None if event.idle is Null.NULL else (event.time, float(event.idle))
+        if event.straggler is not None:
+            slot, times = str(event.straggler["slot"]), event.straggler.get("times")
+            rest = {name: each for name, each in self.stragglers.items() if name != slot}
+            self.stragglers = rest if times is None else {**rest, slot: (event.time, float(times))}
+
+
+@dataclass(slots=True)
+class RetryState:
+    """Failures and displacements of a job in a row, and when it may be started again."""
+
+    __pydantic_config__ = AS_JSON
+
+    furthest: float = 0.0
+    """The most samples it had ever done."""
+    failures: int = 0
+    """Failures in a row, without progress in between."""
+    failed_at: float = -1.0
+    """The most samples it had done at the first failure of the row."""
+    failed_as: tuple[str, float] | None = None
+    """The reason of the last failure and the samples trained, if the script caused it and would again."""
+    failed_s: tuple[float, ...] = ()
+    """When attempts failed, as far back as it matters."""
+    failed_attempt: int = 0
+    """The last attempt that failed."""
+    retries: int = 0
+    """Failures in a row that are retried, as of the last one."""
+    displacements: int = 0
+    """Attempts in a row whose place was taken away, without progress in between."""
+    displaced_at: float = -1.0
+    """The most samples it had done at the first one of the row."""
+    retry_s: float | None = None
+    """After a failure or a displacement: not to be started before this time."""
+    trouble: str = ""
+    """Why it last lost GPUs without the policy's doing; until the policy changes them."""
+
+    def repeats(self, reason: str, fault: Fault) -> bool:
+        """Whether the last attempt failed for the same reason at the same step."""
+        if self.failed_as is None or not is_alike(self.failed_as[0], reason):
+            return False
+        return abs(fault.at_samples - self.failed_as[1]) <= (fault.within or 0.0)
+
+    def begin_again(self, *, from_start: bool) -> None:
+        """As if it had never failed."""
+        self.failures, self.failed_at, self.failed_as, self.failed_s = 0, -1.0, None, ()
+        self.displacements, self.displaced_at, self.retry_s = 0, -1.0, None
+        if from_start:
+            self.furthest = 0.0
+
+    def displace(self, event: Preempted | Requeued, displacements: int) -> None:
+        """Its place was taken away, so often in a row."""
+        self.displacements = displacements
+        self.displaced_at = self.furthest if displacements == 1 else self.displaced_at
+        self.retry_s = event.time + (event.wait_seconds or 0.0)
+
+    def fail(self, event: Preempted | Requeued, attempt: int, failures: int) -> None:
+        """An attempt failed, so many of them in a row."""
+        time_s, at_samples = event.time, event.at_samples
+        self.failures = failures
+        self.failed_at = self.furthest if failures == 1 else self.failed_at
+        self.failed_as = None if at_samples is None else (event.reason or "", float(at_samples))
+        self.failed_s = (*(at_s for at_s in self.failed_s if at_s > time_s - WINDOW_S), time_s)
+        self.failed_attempt = max(self.failed_attempt, attempt)
+        self.retries = event.retries or 0
+        self.retry_s = None if event.wait_seconds is None else time_s + event.wait_seconds
+
+
+PARTS: Final = {"attempt": AttemptState, "use": GpuUse, "retry": RetryState}
+"""Parts of the record of a job; no two of them have a field of one name."""
+
+
+@dataclass(slots=True)
 class JobLog:
     """One job, as the log tells."""
 
@@ -167,87 +334,24 @@ class JobLog:
     placement: NodeGpus = ()
     global_batch: int | None = None
     """As decided; where nothing was, as its workers reported."""
-    is_batch_decided: bool = True
-    """Whether its batch was decided, and not left to the script."""
-    accum: int = 1
-    lr_scale: float = 1.0
     beside: str | None = None
     """The job that holds the same GPUs; None if it has them alone."""
     started_s: float | None = None
     ended_s: float | None = None
     samples_done: float = 0.0
     """Where training is; a job that failed goes back to its last checkpoint."""
-    furthest: float = 0.0
-    """The most samples it had ever done."""
     total_samples: float | None = None
     loss: float | None = None
-    seen: dict[int, int] = field(default_factory=dict)
-    """How many worker events of each attempt the log holds."""
-    change: tuple[str, float] | None = None
-    """The last change of its GPUs and when it was decided, until its first step is done."""
-    begun: tuple[str, float] | None = None
-    """The last start or resume and when it was decided, until its first step is done."""
-    failures: int = 0
-    """Failures in a row, without progress in between."""
-    failed_at: float = -1.0
-    """The most samples it had done at the first failure of the row."""
-    failed_as: tuple[str, float] | None = None
-    """The reason of the last failure and the samples trained, if the script caused it and would again."""
-    exit_code: int | None = None
-    """Exit code of the last attempt that ended by itself; negative for a signal."""
-    timed_out: bool = False
-    """Whether a limit of its own ended it; its phase is "failed" then."""
-    ran_s: float = 0.0
-    """Seconds for which it has held GPUs, until ``runs_from_s``."""
-    runs_from_s: float | None = None
-    """Since when it holds those that it has."""
-    lost_gpu_s: float = 0.0
-    """GPU seconds that stops and changes have lost: it neither states nor shows that it can save."""
-    failed_s: tuple[float, ...] = ()
-    """When attempts failed, as far back as it matters."""
-    displacements: int = 0
-    """Attempts in a row whose place was taken away, without progress in between."""
-    displaced_at: float = -1.0
-    """The most samples it had done at the first one of the row."""
-    retry_s: float | None = None
-    """After a failure or a displacement: not to be started before this time."""
-    retries: int = 0
-    """Failures in a row that are retried, as of the last one."""
-    launched_s: float = 0.0
-    """When the last attempt was decided on."""
-    failed_attempt: int = 0
-    """The last attempt that failed."""
-    over_attempt: int = 0
-    """The last one that is over, whether it failed or not."""
     held: tuple[str, float] | None = None
     """Who holds it, and since when."""
     held_by: int | None = None
     """The account that holds it, if the door proved it."""
     reason: str = ""
-    trouble: str = ""
-    """Why it last lost GPUs without the policy's doing; until the policy changes them."""
-    stall_s: float | None = None
-    """What the last measured change of its GPUs cost."""
-    points: tuple[tuple[float, float], ...] = ()
-    """(time, samples done) of the newest two progress events since the last change."""
-    gpu_seconds_per_sample: float | None = None
-    """What a sample cost when its speed was last measured."""
-    idle: tuple[float, float] | None = None
-    """Since when the cluster's rule calls it idle, and the part of its slots that it used."""
-    stragglers: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """By slot: since when the cluster's rule calls its worker slow, and how many times slower it was."""
-    straggled: str = ""
-    """The slot that it has left because a worker was slow there."""
     uid: int | None = None
     """The account that submitted it through the door; None for the owner of the state directory."""
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """The measured speed. Returns None if it is not known yet."""
-        if len(self.points) < 2:
-            return None
-        (before_s, before), (after_s, after) = self.points
-        return (after - before) / (after_s - before_s) if after_s > before_s else None
+    attempt: AttemptState = field(default_factory=AttemptState)
+    use: GpuUse = field(default_factory=GpuUse)
+    retry: RetryState = field(default_factory=RetryState)
 
     @property
     def ended(self) -> bool:
@@ -256,7 +360,7 @@ class JobLog:
     @property
     def end(self) -> str:
         """How it ended, in the words that people read."""
-        return "timed out" if self.timed_out else self.phase
+        return "timed out" if self.attempt.timed_out else self.phase
 
     def next_limit(self, now_s: float) -> tuple[float, str]:
         """When it reaches a limit if it goes on as it is, and the reason then; infinite: never."""
@@ -265,17 +369,16 @@ class JobLog:
             return math.inf, ""
         until_s = limits.until or math.inf
         until_s = until_s if until_s >= EPOCH_LIKE_S else self.submitted_s + until_s
-        ran_s = self.ran_s + (0.0 if self.runs_from_s is None else now_s - self.runs_from_s)
-        left_s = math.inf if limits.run_seconds is None else limits.run_seconds - ran_s
-        if left_s <= 0 or (self.runs_from_s is not None and now_s + left_s < until_s):
+        left_s = math.inf if limits.run_seconds is None else limits.run_seconds - self.use.running_s(now_s)
+        if left_s <= 0 or (self.use.runs_from_s is not None and now_s + left_s < until_s):
             return now_s + left_s, f"it has run for {span_text(limits.run_seconds or 0.0)}, its limit"
         return until_s, "its time is over (limits.until)"
 
     def unsaved_gpu_s(self, now_s: float) -> float:
         """GPU seconds that a stop would lose; 0 of a job that can save, or holds no GPUs."""
-        if self.runs_from_s is None or self.job.can_save:
+        if self.use.runs_from_s is None or self.job.can_save:
             return 0.0
-        return self.counted_gpus * max(0.0, now_s - self.runs_from_s)
+        return self.counted_gpus * max(0.0, now_s - self.use.runs_from_s)
 
     @property
     def held_gpus(self) -> int:
@@ -290,37 +393,33 @@ class JobLog:
     @property
     def allocation(self) -> Allocation:
         """What it holds by the last decision."""
-        cut = (self.global_batch if self.is_batch_decided else None, self.accum, self.lr_scale)
+        attempt = self.attempt
+        batch = self.global_batch if attempt.is_batch_decided else None
+        cut = (batch, attempt.accum, attempt.lr_scale)
         return allocation_of(self.job.id, self.placement, cut, self.beside)
 
     def next_failure(self, time_s: float) -> FailureRecord:
         """Failures in a row and within the last hour if it failed now."""
-        restarts = self._made_progress(self.failed_at, time_s)
-        recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
-        return FailureRecord(1 if restarts else self.failures + 1, recent)
+        restarts = self._made_progress(self.retry.failed_at, time_s)
+        recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.retry.failed_s) + 1
+        return FailureRecord(1 if restarts else self.retry.failures + 1, recent)
 
-    def would_tell(self, time_s: float, fault: Fault) -> bool:
+    def shows_cause(self, time_s: float, fault: Fault) -> bool:
         """Whether the same failure in the next attempt would show that there is no way past it."""
         checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
-        return fault.within is not None or time_s - self.launched_s < checkpoint_s
-
-    def repeats(self, reason: str, fault: Fault) -> bool:
-        """Whether the last attempt failed for the same reason at the same step."""
-        if self.failed_as is None or not is_alike(self.failed_as[0], reason):
-            return False
-        return abs(fault.at_samples - self.failed_as[1]) <= (fault.within or 0.0)
+        return fault.within is not None or time_s - self.attempt.launched_s < checkpoint_s
 
     def next_displacement(self, time_s: float) -> int:
         """Displacements in a row if its place were taken away now; an attempt of an hour begins a new row."""
-        lasted_s = time_s - self.launched_s
-        restarts = lasted_s >= WINDOW_S or self._made_progress(self.displaced_at, time_s)
-        return 1 if restarts else self.displacements + 1
+        lasted_s = time_s - self.attempt.launched_s
+        restarts = lasted_s >= WINDOW_S or self._made_progress(self.retry.displaced_at, time_s)
+        return 1 if restarts else self.retry.displacements + 1
 
     def _made_progress(self, since: float, time_s: float) -> bool:
         """Whether it made progress since a row of ends began at that many samples; negative if none has."""
-        gained = self.furthest - since if since >= 0 else 0.0
+        gained = self.retry.furthest - since if since >= 0 else 0.0
         checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
-        return is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
+        return is_worth_its_while(gained, self.total_samples, time_s - self.attempt.launched_s, checkpoint_s)
 
     def repeated_by(self, event: JobEvent) -> float:
         """GPU seconds of work that an event says is to be done again; 0 if the speed is unknown."""
@@ -328,37 +427,33 @@ class JobLog:
             return 0.0
         is_step = isinstance(event, Progressed) and event.first_step is not None
         began_at = event.samples_done - (event.global_batch or 0 if is_step else 0)
-        return max(0.0, self.samples_done - began_at) * (self.gpu_seconds_per_sample or 0.0)
+        return max(0.0, self.samples_done - began_at) * (self.use.gpu_seconds_per_sample or 0.0)
 
     def add(self, event: JobEvent) -> None:
         if event.gpus is not None:
-            self._hold(event, event.gpus)
+            self.placement = event.placement or ()
+            self.gpus = len(self.placement) if self.job.on_cpus else event.gpus
+            self.use.hold(event.time, self.gpus)
         if isinstance(event, Started | Resized | Moved):
-            self.is_batch_decided = event.global_batch is not None
-        changes_itself = bool(self.job.batch.regimes) or not self.is_batch_decided
-        if event.global_batch is not None and (event.gpus is not None or changes_itself):
+            self.attempt.place(event)
+        if event.global_batch is not None and (event.gpus is not None or self._changes_batch):
             self.global_batch = event.global_batch
-        if event.samples_done is not None:
-            self.samples_done = event.samples_done
-            self.furthest = max(self.furthest, event.samples_done)
-        if isinstance(event, Progressed) and event.samples_done is not None:
-            self.points = (*self.points[-1:], (event.time, event.samples_done))
-            if speed := self.samples_per_second:
-                self.gpu_seconds_per_sample = self.counted_gpus / speed
+        if (samples := event.samples_done) is not None:
+            self.samples_done = samples
+            self.retry.furthest = max(self.retry.furthest, samples)
+        if isinstance(event, Progressed) and samples is not None:
+            self.use.measure(event.time, samples, self.counted_gpus)
         elif event.gpus is not None:
-            self.points = ()
+            self.use.points = ()
         if event.loss is not None:
             self.loss = event.loss
-        self.lost_gpu_s += _HOUR_S * _lost_gpu_hours(event)
+        self.use.lost_gpu_s += _HOUR_S * _lost_gpu_hours(event)
         self._enter(event)
 
-    def _hold(self, event: JobEvent, gpus: int) -> None:
-        self.placement = event.placement or ()
-        self.gpus = len(self.placement) if self.job.on_cpus else gpus
-        if self.runs_from_s is not None:
-            self.ran_s += event.time - self.runs_from_s
-        self.runs_from_s = event.time if self.gpus else None
-        self.idle, self.stragglers = None, {}
+    @property
+    def _changes_batch(self) -> bool:
+        """Whether its script chooses the batch."""
+        return bool(self.job.batch.regimes) or not self.attempt.is_batch_decided
 
     def _enter(self, event: JobEvent) -> None:
         match event:
@@ -371,87 +466,61 @@ class JobLog:
             case Prioritized():
                 self.job = self.job.model_copy(update={"priority": float(event.priority)})
             case Started() | Resized() | Moved():
-                self._place(event)
+                self._explain(event, unasked=event.setback is not None or event.straggled is not None)
+                self.use.straggled = event.straggled or self.use.straggled
+                self.phase = "running"
+                self.started_s = event.time if self.started_s is None else self.started_s
+                if isinstance(event, Started):
+                    self.retry.retry_s = None
             case Progressed() | Checkpointed() | EpochEnded():
                 self._report(event)
             case Preempted() | Requeued():
                 self._explain(event, unasked=isinstance(event, Requeued))
-                self.phase, self.change, self.begun = "preempted", None, None
+                self.phase, self.attempt.change, self.attempt.begun = "preempted", None, None
                 self._stop(event)
             case Finished() | Failed() | Cancelled() | Rejected():
                 self._explain(event, unasked=False)
                 self.phase, self.ended_s, self.held = ENDS[event.name], event.time, None
-                self.exit_code = 0 if isinstance(event, Finished) else event.exit_code
-                self.timed_out = bool(event.timed_out)
+                self.attempt.exit_code = 0 if isinstance(event, Finished) else event.exit_code
+                self.attempt.timed_out = bool(event.timed_out)
             case _:
                 assert_never(event)
 
     def _explain(self, event: Placed | Preempted | Requeued | Ended, *, unasked: bool) -> None:
         self.reason = event.reason or ""
         if event.gpus is not None:
-            self.trouble = self.reason if unasked else ""
-
-    def _place(self, event: Placed) -> None:
-        self._explain(event, unasked=event.setback is not None or event.straggled is not None)
-        self.straggled = event.straggled or self.straggled
-        self.phase, self.change = "running", (event.name, event.time)
-        self.accum = 1 if event.accum is None else event.accum
-        self.lr_scale = 1.0 if event.lr_scale is None else float(event.lr_scale)
-        self.started_s = event.time if self.started_s is None else self.started_s
-        if isinstance(event, Started):
-            self.launched_s, self.retry_s, self.begun = event.time, None, self.change
+            self.retry.trouble = self.reason if unasked else ""
 
     def _report(self, event: Trained) -> None:
-        """What workers reported; what the service alone says of them counts for no attempt."""
+        """What workers reported; what the service alone notes of them counts for no attempt."""
         if isinstance(event, Progressed):
-            if event.idle is not None:
-                self.idle = None if event.idle is Null.NULL else (event.time, float(event.idle))
-            if event.straggler is not None:
-                self._straggle(event.time, event.straggler)
+            self.use.judge(event)
             if (event.idle, event.straggler, event.lost_workers) != (None, None, None):
                 return
-            if event.after is not None:
-                self.change = self.begun = None
-                self.stall_s = event.overhead_seconds
-        attempt = event.attempt or 0
-        self.seen[attempt] = self.seen.get(attempt, 0) + 1
-
-    def _straggle(self, time_s: float, said: Slowness) -> None:
-        slot, times = str(said["slot"]), said.get("times")
-        rest = {name: each for name, each in self.stragglers.items() if name != slot}
-        self.stragglers = rest if times is None else {**rest, slot: (time_s, float(times))}
+        self.attempt.report(event)
 
     def _begin_again(self, *, from_start: bool) -> None:
         """It waits as if it had never failed, also after its end."""
         if self.ended:
-            self.ended_s, self.timed_out, self.ran_s = None, False, 0.0
+            self.ended_s, self.attempt.timed_out, self.use.ran_s = None, False, 0.0
         if self.started_s is None:
             self.phase = "waiting"
-        self.failures, self.failed_at, self.failed_as, self.failed_s = 0, -1.0, None, ()
-        self.displacements, self.displaced_at, self.retry_s = 0, -1.0, None
+        self.retry.begin_again(from_start=from_start)
         if from_start:
-            self.samples_done, self.furthest, self.loss = 0.0, 0.0, None
+            self.samples_done, self.loss = 0.0, None
 
     def _stop(self, event: Preempted | Requeued) -> None:
         if event.order is not None:
             self._begin_again(from_start=bool(event.from_start))
-        attempt, time_s = event.attempt, event.time
-        self.over_attempt = max(self.over_attempt, (event.over or 0) if attempt is None else attempt)
+        attempt = event.attempt
+        over = (event.over or 0) if attempt is None else attempt
+        self.attempt.over_attempt = max(self.attempt.over_attempt, over)
         if event.displacements is not None:
-            self.displacements = event.displacements
-            self.displaced_at = self.furthest if self.displacements == 1 else self.displaced_at
-            self.retry_s = time_s + (event.wait_seconds or 0.0)
-        if attempt is None:
-            return
-        self.failures = self.next_failure(time_s).failures if event.failures is None else event.failures
-        self.failed_at = self.furthest if self.failures == 1 else self.failed_at
-        at = event.at_samples
-        self.failed_as = None if at is None else (event.reason or "", float(at))
-        self.exit_code = event.exit_code
-        self.failed_s = (*(at for at in self.failed_s if at > time_s - WINDOW_S), time_s)
-        self.failed_attempt = max(self.failed_attempt, attempt)
-        self.retries = event.retries or 0
-        self.retry_s = None if event.wait_seconds is None else time_s + event.wait_seconds
+            self.retry.displace(event, event.displacements)
+        if attempt is not None:
+            next_row = self.next_failure(event.time).failures if event.failures is None else event.failures
+            self.retry.fail(event, attempt, next_row)
+            self.attempt.exit_code = event.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -646,8 +715,12 @@ class RunLog:
         for job_id, values in kept.get("jobs", {}).items():
             job = self.jobs[job_id]
             known = {"job": job.job.model_dump(mode="json"), "submitted_s": job.submitted_s}
-            found = JOB_RECORD.validate_json(json.dumps({**values, **known}))
-            _set(job, found, values.keys() & {each.name for each in fields(JobLog)} - known.keys())
+            parts = {part: _known(values, kind) for part, kind in PARTS.items()}
+            own = _known(values, JobLog)
+            restored = JOB_RECORD.validate_json(json.dumps({**own, **parts, **known}))
+            _set(job, restored, own.keys() - known.keys())
+            for part, stated in parts.items():
+                _set(getattr(job, part), getattr(restored, part), stated)
 
 
 JOB_RECORD: Final = TypeAdapter(JobLog)
@@ -656,6 +729,11 @@ RESTORED: Final = frozenset(each.name for each in fields(RunLog) if each.compare
 """Fields of a run's record that a snapshot can give back."""
 RENAMED: Final = {"suspects": "slot_faults"}
 """Names of these fields in logs that earlier versions repaired."""
+
+
+def _known(values: Mapping[str, Any], kind: type[DataclassInstance]) -> dict[str, Any]:
+    """The values of fields of a record."""
+    return {each.name: values[each.name] for each in fields(kind) if each.name in values}
 
 
 def _set(record: object, values: object, names: Iterable[str]) -> None:

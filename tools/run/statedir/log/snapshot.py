@@ -24,9 +24,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 from zlib import crc32
 
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from pliant import __version__
@@ -69,6 +70,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import on_clock, submit_event
 from pliant.tools.run.statedir.log.fold import (
     JOB_RECORD,
+    PARTS,
     RENAMED,
     RESTORED,
     RUN_RECORD,
@@ -85,6 +87,7 @@ from pliant.tools.schedule.session.saved import STATES, Basis, LazyDict, SavedSe
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
 
+T = TypeVar("T")
 SCHEMA: Final = "pliant.snapshot/1"
 MEANING: Final = 11
 """To be raised when events come to mean something else, so that older snapshots are made again."""
@@ -101,7 +104,7 @@ _ENDS: Final[Mapping[JobPhase, type[Ended]]] = {
     "rejected": Rejected,
 }
 _AS_SUBMITTED: Final = frozenset({"job", "submitted_s"})
-_FIELDS: Final = frozenset(each.name for each in fields(JobLog)) - _AS_SUBMITTED
+_FIELDS: Final = frozenset(each.name for each in fields(JobLog)) - _AS_SUBMITTED - PARTS.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,10 @@ class Rebuilding:
 
 def folds_to() -> str:
     """Identifies what a log is folded to: snapshots with another value are not used."""
-    names = [[field.name for field in fields(kind)] for kind in (JobLog, RunLog, SessionFacts, *STATES)]
+    names = [
+        [field.name for field in fields(kind)]
+        for kind in (JobLog, *PARTS.values(), RunLog, SessionFacts, *STATES)
+    ]
     slots = [JobState.__slots__, Change._fields]
     text = json.dumps([__version__, MEANING, names, slots])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -306,7 +312,9 @@ def _take_away(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
             yield row_of(Requeued(at_s, job_id, 0, (), reason=job.reason, order=0))
         if job.gpus:
             continue
-        wait_s = 0.0 if job.retry_s in (None, before.retry_s) else (job.retry_s or 0.0) - at_s
+        wait_s = (
+            0.0 if job.retry.retry_s in (None, before.retry.retry_s) else (job.retry.retry_s or 0.0) - at_s
+        )
         if before.gpus or wait_s > 0:
             waits_s = wait_s if wait_s > 0 else None
             yield row_of(Requeued(at_s, job_id, 0, (), reason=job.reason, wait_seconds=waits_s))
@@ -343,8 +351,8 @@ def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
         yield row_of(
             kind(
                 *(at_s, job_id, gpus, job.placement, job.global_batch),
-                accum=job.accum,
-                lr_scale=job.lr_scale,
+                accum=job.attempt.accum,
+                lr_scale=job.attempt.lr_scale,
                 reason=job.reason,
                 beside=job.beside,
             )
@@ -392,28 +400,35 @@ def _report(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
 
 def _rest(log: RunLog, known: RunLog) -> Event | None:
     """What no event has said. Returns None if nothing is left."""
-    own = _differing(RUN_RECORD.dump_python, log, known, RESTORED)
+    own = _differing(RUN_RECORD, log, known, RESTORED)
     jobs = {
-        job_id: found
-        for job_id, job in known.jobs.items()
-        if (found := _differing(JOB_RECORD.dump_python, log.jobs[job_id], job, _FIELDS))
+        job_id: values for job_id, job in known.jobs.items() if (values := _of_job(log.jobs[job_id], job))
     }
     if not own and not jobs:
         return None
     policy = "" if known.info is None else known.info.policy
     former = {name: former for former, name in RENAMED.items()}
     restored = {**{former.get(name, name): value for name, value in own.items()}, "jobs": jobs}
-    said = Decided(known.last_s, origin_s=known.origin_s, policy=policy, restored=restored)
-    return row_of(replace(said, error=known.policy_error or None))
+    rest = Decided(known.last_s, origin_s=known.origin_s, policy=policy, restored=restored)
+    return row_of(replace(rest, error=known.policy_error or None))
 
 
-def _differing(dump: Any, log: object, known: object, names: Iterable[str]) -> dict[str, Any]:
+def _of_job(log: JobLog, known: JobLog) -> dict[str, Any]:
+    """As :func:`_differing`, of a job and all parts of its record."""
+    values = _differing(JOB_RECORD, log, known, _FIELDS)
+    for part, kind in PARTS.items():
+        names = [each.name for each in fields(kind)]
+        values |= _differing(TypeAdapter(kind), getattr(log, part), getattr(known, part), names)
+    return dict(sorted(values.items()))
+
+
+def _differing(adapter: TypeAdapter[T], log: T, known: T, names: Iterable[str]) -> dict[str, Any]:
     """The fields of ``known`` that differ in ``log``, as JSON."""
-    wanted = {name for name in names if getattr(log, name) != getattr(known, name)}
-    if not wanted:
+    changed = {name for name in names if getattr(log, name) != getattr(known, name)}
+    if not changed:
         return {}
-    found: dict[str, Any] = dump(known, mode="json", include=wanted)
-    return {name: value for name, value in sorted(found.items()) if _can_be_logged(value)}
+    values: dict[str, Any] = adapter.dump_python(known, mode="json", include=changed)
+    return {name: value for name, value in sorted(values.items()) if _can_be_logged(value)}
 
 
 def _can_be_logged(value: object) -> bool:

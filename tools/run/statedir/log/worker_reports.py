@@ -92,15 +92,16 @@ class Tail:
 
 def refined(job: JobLog, progress: Progress | None) -> JobLog:
     """A running job with its newest progress, if the report is from its newest attempt."""
-    if progress is None or job.ended or not job.gpus or progress.attempt < max(job.seen, default=0):
+    if progress is None or job.ended or not job.gpus or progress.attempt < max(job.attempt.seen, default=0):
         return job
     done, speed = progress.samples_done, progress.samples_per_second
+    points = ((0.0, done - (speed or 0.0)), (1.0, done))
     return replace(
         job,
         samples_done=done,
-        furthest=max(job.furthest, done),
         loss=job.loss if progress.loss is None else progress.loss,
-        points=job.points if speed is None or job.change is not None else ((0.0, done - speed), (1.0, done)),
+        retry=replace(job.retry, furthest=max(job.retry.furthest, done)),
+        use=job.use if speed is None or job.attempt.change is not None else replace(job.use, points=points),
     )
 
 
@@ -128,8 +129,8 @@ def _measured(log: RunLog) -> dict[str, list[float]]:
     found = {}
     for job_id, job in log.active.items():
         progress = log.newest.get(job_id)
-        speeds = [job.samples_per_second if job.gpus else None]
-        if progress is not None and job.change is None and refined(job, progress) is not job:
+        speeds = [job.use.samples_per_second if job.gpus else None]
+        if progress is not None and job.attempt.change is None and refined(job, progress) is not job:
             step_s = progress.step_seconds
             speeds += [progress.samples_per_second, progress.global_batch / step_s if step_s else None]
         if known := [speed for speed in speeds if speed]:
@@ -160,8 +161,12 @@ class Reports:
                 file.fresh()
             if file.newest is not None:
                 log.newest[job_id] = file.newest
-                if job.change is not None and trains_as_held(self._dirs.job(job_id), job, file.newest):
-                    job.change = job.begun = None  # the next run records that its first step is done
+                if job.attempt.change is not None and trains_as_held(
+                    self._dirs.job(job_id), job, file.newest
+                ):
+                    job.attempt.change = job.attempt.begun = (
+                        None  # the next run records that its first step is done
+                    )
 
 
 def trains_as_held(folder: JobDir, job: JobLog, report: Progress) -> bool:
@@ -175,7 +180,7 @@ def trains_as_held(folder: JobDir, job: JobLog, report: Progress) -> bool:
         and not plan.abort
         and report.step > 0
         and (report.attempt, report.generation) == (plan.attempt, plan.generation)
-        and report.attempt > job.over_attempt
+        and report.attempt > job.attempt.over_attempt
         and Counter(member.node for member in plan.members) == dict(job.placement)
         and job.global_batch in (None, plan.global_batch)
     )

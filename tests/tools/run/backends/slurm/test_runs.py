@@ -197,7 +197,7 @@ def test_jobs_save_at_the_notice_that_slurm_gives_of_the_end(site: SlurmSite, li
     reasons = (f"node n0 is down: {noticed} its lease", f"{noticed} what ran on node n0")
     assert (left.detail or {})["reason"] in reasons
     until((site.state / "jobs/a/saved-0").exists)
-    assert site.log().jobs["a"].failures == 0
+    assert site.log().jobs["a"].retry.failures == 0
     run.send_signal(signal.SIGTERM)
     run.wait()
 

@@ -88,25 +88,29 @@ def test_a_job_waits_runs_reports_and_waits_again() -> None:
     assert (known.allocation.placement, known.allocation.cut) == ((("n0", 2),), (8, 2, 1.5))
     known.add(typed(holds(12.0, "preempt", 0)))
     assert (known.phase, known.gpus, known.placement, known.ended) == ("preempted", 0, (), False)
-    assert of(START).change == ("start", 11.0)
-    assert of(START, progress(12.0, 8.0)).change == ("start", 11.0)
-    assert of(START, progress(12.0, 8.0, after="start")).change is None
+    assert of(START).attempt.change == ("start", 11.0)
+    assert of(START, progress(12.0, 8.0)).attempt.change == ("start", 11.0)
+    assert of(START, progress(12.0, 8.0, after="start")).attempt.change is None
     known = of(START, progress(12.0, 8.0), progress(13.0, 16.0), progress(14.0, 24.0, attempt=2))
-    assert known.seen == {1: 2, 2: 1}
-    assert of(START, progress(12.0, 8.0)).samples_per_second is None
-    assert of(START, progress(12.0, 8.0), progress(14.0, 28.0)).samples_per_second == 10.0
+    assert known.attempt.seen == {1: 2, 2: 1}
+    assert of(START, progress(12.0, 8.0)).use.samples_per_second is None
+    assert of(START, progress(12.0, 8.0), progress(14.0, 28.0)).use.samples_per_second == 10.0
     grown = holds(15.0, "grow", 3)
-    assert of(START, progress(12.0, 8.0), progress(14.0, 28.0), grown).samples_per_second is None
+    assert of(START, progress(12.0, 8.0), progress(14.0, 28.0), grown).use.samples_per_second is None
     saved = event(14.0, "checkpoint", samples_done=110.0)
-    assert of(START, progress(12.0, 100.0), saved, progress(22.0, 200.0)).samples_per_second == 10.0
+    assert of(START, progress(12.0, 100.0), saved, progress(22.0, 200.0)).use.samples_per_second == 10.0
 
 
 def test_failures_add_up_until_a_job_made_progress() -> None:
     once = [START, progress(12.0, 50.0), failed(13.0, 1)]
     known = of(*once, START, progress(14.0, 50.0, 2), failed(15.0, 2))
-    assert (known.failures, known.failed_attempt, known.next_failure(16.0)) == (2, 2, FailureRecord(3, 3))
+    assert (known.retry.failures, known.retry.failed_attempt, known.next_failure(16.0)) == (
+        2,
+        2,
+        FailureRecord(3, 3),
+    )
     known = of(*once, START, progress(14.0, 52.0, 2), failed(15.0, 2), progress(16.0, 55.0, 3))
-    assert (known.failures, known.next_failure(17.0)) == (2, FailureRecord(3, 3))
+    assert (known.retry.failures, known.next_failure(17.0)) == (2, FailureRecord(3, 3))
     known.add(typed(progress(16.0, 61.0, 3)))
     assert known.next_failure(17.0) == FailureRecord(1, 3), "together a hundredth of the work"
     known = of(*once, holds(100.0, "resume", 2), progress(159.0, 51.0, 2))
@@ -121,11 +125,16 @@ def test_attempts_that_are_over_or_displaced_are_no_failures() -> None:
     over = holds(13.0, "requeue", 0, over=1, reason="its node was taken away")
     known = of(START, progress(12.0, 50.0), over)
     assert (known.phase, known.gpus, known.reason) == ("preempted", 0, "its node was taken away")
-    assert (known.failures, known.failed_attempt, known.over_attempt, known.retry_s) == (0, 0, 1, None)
-    assert known.displacements == 0, "older logs do not say how often it was so"
-    assert of(START, failed(13.0, 2)).over_attempt == 2
+    assert (
+        known.retry.failures,
+        known.retry.failed_attempt,
+        known.attempt.over_attempt,
+        known.retry.retry_s,
+    ) == (0, 0, 1, None)
+    assert known.retry.displacements == 0, "older logs do not say how often it was so"
+    assert of(START, failed(13.0, 2)).attempt.over_attempt == 2
     interrupted = of(START, holds(12.0, "requeue", 0, reason="interrupted by SIGINT"))
-    assert (interrupted.phase, interrupted.failures) == ("preempted", 0)
+    assert (interrupted.phase, interrupted.retry.failures) == ("preempted", 0)
     # As by a script that sends SIGTERM to its group as it fails. Where nothing starts, none counts.
     known, ends = log(), list[Event]()
     for attempt in range(1, 7):
@@ -142,8 +151,13 @@ def test_attempts_that_are_over_or_displaced_are_no_failures() -> None:
         known.add(replace(START, time=100.0 * attempt))
         end(known, verdict, 100.0 * attempt + 30.0, attempt, retries=0)
     last = known.jobs["a"]
-    assert (last.phase, last.failures, last.displacements, last.retry_s) == ("preempted", 0, 0, None)
-    assert last.over_attempt == 8
+    assert (last.phase, last.retry.failures, last.retry.displacements, last.retry.retry_s) == (
+        "preempted",
+        0,
+        0,
+        None,
+    )
+    assert last.attempt.over_attempt == 8
 
 
 def end(known: RunLog, verdict: Ending, time_s: float, attempt: int, retries: int = 3) -> Event:
@@ -168,8 +182,8 @@ def test_a_job_that_gets_on_may_be_displaced_any_number_of_times(reports: bool) 
             known.add(progress(begin_s + 5.0, 100.0 * attempt, attempt))
         end(known, DISPLACED, end_s, attempt)
     last = known.jobs["a"]
-    assert (last.failures, last.displacements, last.over_attempt) == (0, 1, 8)
-    assert last.retry_s == end_s + 1.0, "it is not started at once"
+    assert (last.retry.failures, last.retry.displacements, last.attempt.over_attempt) == (0, 1, 8)
+    assert last.retry.retry_s == end_s + 1.0, "it is not started at once"
 
 
 def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
@@ -177,9 +191,9 @@ def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
     for attempt in (1, 2, 3):
         waits.append((end(known, FELL, 20.0 * attempt, attempt).detail or {})["wait_seconds"])
         known_job = known.jobs["a"]
-        assert known_job.retry_s == 20.0 * attempt + waits[-1]
+        assert known_job.retry.retry_s == 20.0 * attempt + waits[-1]
     assert waits == [1.0, 2.0, 4.0]
-    assert (known_job.failures, known_job.retries) == (3, 3)
+    assert (known_job.retry.failures, known_job.retry.retries) == (3, 3)
     last = end(known, FELL, 80.0, 4)
     assert (last.event, (last.detail or {})["reason"]) == ("fail", "it fell")
     known, ends = log(START), list[str]()
@@ -222,7 +236,11 @@ def test_a_failure_that_is_certain_is_not_repeated(verdicts, lasted_s, step, end
             known.newest["a"] = found
         end(known, verdict, 1000.0 * attempt + lasted_s, attempt)
     last = known.jobs["a"]
-    assert (last.phase, last.reason, last.exit_code) == ("failed", ends, verdicts[-1].exit_code)
+    assert (last.phase, last.reason, last.attempt.exit_code) == (
+        "failed",
+        ends,
+        verdicts[-1].exit_code,
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,7 +305,11 @@ def test_a_job_that_could_not_grow_shrinks_or_waits() -> None:
     known = log(START)
     requeue, *_ = report_events(hindered(0, "n0/0", "n0/1"), known, 20.0, 3)
     known.add(requeue)
-    assert (requeue.event, known.jobs["a"].phase, known.jobs["a"].failures) == ("requeue", "preempted", 0)
+    assert (requeue.event, known.jobs["a"].phase, known.jobs["a"].retry.failures) == (
+        "requeue",
+        "preempted",
+        0,
+    )
 
 
 def said(*events: Event, settled: bool = True, since_s: float = 0.0) -> list[Event]:
@@ -422,16 +444,16 @@ def test_slots_that_failed_wait_and_shared_gpus_are_shared() -> None:
 def test_why_gpus_were_lost_is_shown_until_a_change(name, gpus, detail, why) -> None:
     known = of(START, holds(12.0, name, gpus, **detail))
     reason, straggled = detail["reason"], detail.get("straggled", "")
-    assert (known.trouble, known.reason, known.straggled) == (why, reason, straggled)
+    assert (known.retry.trouble, known.reason, known.use.straggled) == (why, reason, straggled)
     known.add(typed(event(13.0, "priority", detail={"priority": 2.0, "reason": "an order"})))
     known.add(typed(event(13.0, "hold", detail={"user": "ada", "uid": 7})))
     known.add(typed(progress(14.0, 8.0, reason="what a script says")))
-    assert (known.trouble, known.reason, known.held_by) == (why, reason, 7)
+    assert (known.retry.trouble, known.reason, known.held_by) == (why, reason, 7)
     known.add(typed(event(15.0, "unhold", detail={"user": "ada"})))
     assert (known.held, known.held_by, known.job.priority) == (None, None, 2.0)
     known.add(typed(holds(16.0, "grow", 3, reason="free GPUs")))
-    assert (known.trouble, known.reason) == ("", "free GPUs")
-    assert known.straggled == straggled, "it leaves such a slot once in its life"
+    assert (known.retry.trouble, known.reason) == ("", "free GPUs")
+    assert known.use.straggled == straggled, "it leaves such a slot once in its life"
 
 
 def test_totals_count_each_event_and_a_job_by_its_last_end() -> None:
@@ -483,7 +505,7 @@ def test_repeated_work_and_reports_belong_to_their_attempt() -> None:
         known = of(START, FIRST, last)
         assert refined(known, report(300.0)) == known
     known = refined(of(START, FIRST, holds(15.0, "grow", 4)), report(300.0, samples_per_second=100.0))
-    assert (known.samples_done, known.samples_per_second) == (300.0, None), "not at the speed of before"
+    assert (known.samples_done, known.use.samples_per_second) == (300.0, None), "not at the speed of before"
 
 
 def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
@@ -500,7 +522,7 @@ def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
         state.log.newest["a"] = report(300.0)
         state.record([REQUEUE])
         assert read_log(tmp_path / "state").jobs == state.log.jobs
-        assert state.log.jobs["a"].furthest == 300.0
+        assert state.log.jobs["a"].retry.furthest == 300.0
 
 
 def test_a_stop_of_a_job_that_cannot_save_says_what_it_loses(tmp_path: Path) -> None:
@@ -521,7 +543,7 @@ def test_a_stop_of_a_job_that_cannot_save_says_what_it_loses(tmp_path: Path) -> 
         known = state.log
     lost = [(name, detail["lost_gpu_hours"]) for name, detail in found[1:] if detail]
     assert lost == [("move", 1.0), ("preempt", 1.0)]
-    assert (known.jobs["a"].lost_gpu_s, known.jobs["b"].lost_gpu_s) == (7200.0, 0.0)
+    assert (known.jobs["a"].use.lost_gpu_s, known.jobs["b"].use.lost_gpu_s) == (7200.0, 0.0)
     assert known.counts.lost_gpu_seconds == {"stops": 7200.0}
     record = read_run(tmp_path / "state" / "events.jsonl")
     assert record.unsaved_gpu_s == 7200.0
@@ -534,7 +556,7 @@ def test_a_failure_after_reported_progress_is_a_first_one() -> None:
     (fell,) = report_events(AttemptEnded("a", 2, FELL), result, 22.0, 3)
     assert (fell.detail or {})["failures"] == 1
     result.add(with_progress(fell, result))
-    assert (result.jobs["a"].failures, result.jobs["a"].furthest) == (1, 300.0)
+    assert (result.jobs["a"].retry.failures, result.jobs["a"].retry.furthest) == (1, 300.0)
 
 
 def test_an_observer_and_a_policy_from_cron_read_the_reports(tmp_path: Path) -> None:
