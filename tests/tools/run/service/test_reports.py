@@ -129,7 +129,7 @@ def test_the_log_says_what_a_job_holds_after_a_report(report: Any, name: str, gp
     assert (found.gpus, found.placement) == (gpus, (("n0", gpus),) if gpus else ())
     assert (found.samples_done, found.phase) == (8.0, "running" if gpus else "preempted")
     if name in ("shrink", "move"):
-        assert (found.global_batch, found.accum, found.lr_scale) == (8, 2, 1.5)
+        assert (found.global_batch, found.attempt.accum, found.attempt.lr_scale) == (8, 2, 1.5)
 
 
 def test_what_a_job_cannot_train_on_or_never_held_is_not_logged() -> None:
