@@ -127,7 +127,7 @@ def decisions_s(policy: str, gpus: int, jobs: int, seed: int = SEED) -> list[flo
         started_s = _used_s()
         session.decide(time_s)
         at_once_s = math.nextafter(time_s, math.inf)
-        while session.decided.ask_again_s is not None and session.decided.ask_again_s <= at_once_s:
+        while session.decided.due_s is not None and session.decided.due_s <= at_once_s:
             session.decide(time_s)
         taken.append(_used_s() - started_s)
     return taken

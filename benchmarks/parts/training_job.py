@@ -66,8 +66,9 @@ class TrainingJob:
         for node in self.executor.nodes.values():
             if (taken := min(node.gpus, workers - sum(count for _, count in placement))) > 0:
                 placement.append((node.name, taken))
-        wanted = {"a": allocation_of("a", tuple(placement), (self._job.batch.size, 1, 1.0))}
-        self.executor.apply(self.executor.steps_to(wanted, {"a": self._job}, RunLog()))
+        allocations = {"a": allocation_of("a", tuple(placement), (self._job.batch.size, 1, 1.0))}
+        executor, targets = self.executor, self.executor.targets
+        targets.apply(targets.steps_to(allocations, {"a": self._job}, RunLog(), executor.nodes))
 
     def until(self, wanted: Callable[[Event], bool]) -> Event:
         """The first such event of the job from now on."""

@@ -308,8 +308,8 @@ def next_moment_s(
     moments = [end for job in session.jobs.values() if (end := end_of(job)) is not None]
     if coming:
         moments.append(coming[0].submit_time)
-    if session.decided.ask_again_s is not None and session.decided.ask_again_s > time_s:
-        moments.append(session.decided.ask_again_s)
+    if session.decided.due_s is not None and session.decided.due_s > time_s:
+        moments.append(session.decided.due_s)
     if not moments:
         return None
     interval_s = session.policy.traits.default_interval_s

@@ -188,7 +188,7 @@ class Engine:
             next_s = due_s
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
-        again_s = self.session.decided.ask_again_s
+        again_s = self.session.decided.due_s
         if again_s is not None and again_s > self._asked_s:
             next_s = min(next_s, max(again_s, self._now_s))
         return next_s if self._rounds is None else min(next_s, self._next_round_s(self._rounds))
@@ -208,7 +208,7 @@ class Engine:
             )
         if self._rounds is None and self.session.changes.has_news:
             return True
-        again_s = self.session.decided.ask_again_s
+        again_s = self.session.decided.due_s
         wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
         if self._rounds is None:
             return wished
@@ -221,7 +221,7 @@ class Engine:
         """All jobs have come, none will end, and the policy is not asked again or was asked often enough."""
         idle = self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
-        asked_again = self._rounds is not None or self.session.decided.ask_again_s is not None
+        asked_again = self._rounds is not None or self.session.decided.due_s is not None
         return idle and (self._idle_limit.is_reached or not asked_again)
 
     def _stands_still(self, now_s: float) -> bool:

@@ -45,7 +45,7 @@ from pliant.tools.run.service import submit as requests
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
-from pliant.tools.run.statedir.requests import Spool, askers, submitted_jobs
+from pliant.tools.run.statedir.requests import Spool, submitted_jobs, submitters_of
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.attempt_code import recorded_code
 from pliant.tools.run.watch.job_page import error_lines, history
@@ -222,7 +222,7 @@ class RequestHandlers:
                 by=who.account,
                 view=self._view,
             )
-        submitted = requests.Submitted.of(self._dirs.path, jobs, ids)
+        submitted = requests.SubmittedJobs.of(self._dirs.path, jobs, ids)
         return dict(zip(asked.SUBMITTED_FIELDS, submitted, strict=True))
 
     def _cancel(
@@ -452,7 +452,7 @@ class RequestHandlers:
         The spool is read first: jobs move from there to the log.
         """
         pending = self._spool.requests()
-        owners = {job.id: ROOT for request in pending for job in request.jobs} | askers(pending)[0]
+        owners = {job.id: ROOT for request in pending for job in request.jobs} | submitters_of(pending)[0]
         return self._view.refresh(), owners
 
     def _status(self, *, ahead: bool) -> Status:

@@ -24,7 +24,7 @@ from pliant.tools.run.service.submit import forget_secrets, in_teams
 from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
-from pliant.tools.run.statedir.requests import Numbered, Spool, askers, order_events, unheard
+from pliant.tools.run.statedir.requests import Numbered, Spool, order_events, submitters_of, unrecorded
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.demand import JobCheck, submit_detail
@@ -44,28 +44,38 @@ _log: Final = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class PolicyAnswer:
     """An answer of the policy."""
 
     schedule: Schedule
     seconds: float
     """Seconds that the policy took."""
-    wanted: Mapping[str, Allocation]
-    """Allocations by job id, unchanged jobs included."""
+    changed: frozenset[str]
+    """Jobs whose GPUs or batch it has changed."""
     rejected: tuple[tuple[str, str], ...]
     """Jobs that are turned away, with the reasons."""
+
+    def allocations(self, held: Mapping[str, Allocation]) -> dict[str, Allocation]:
+        """Allocations by job id, unchanged jobs included; ``held``: those before it."""
+        given = {allocation.job: allocation for allocation in self.schedule.given()}
+        kept = {
+            job_id: _beside(given[job_id].beside, allocation) if job_id in given else allocation
+            for job_id, allocation in held.items()
+            if job_id not in self.changed
+        }
+        return kept | {job_id: each for job_id, each in given.items() if job_id in self.changed}
 
 
 class Decisions:
     """A session and its policy.
 
-    :param asked_s: when the policy was asked last.
+    :param decided_s: when the policy was asked last.
     :param forgiving: report an error of the policy and let what runs go on; otherwise raise it.
     """
 
-    def __init__(self, session: Session, asked_s: float, *, forgiving: bool) -> None:
+    def __init__(self, session: Session, decided_s: float, *, forgiving: bool) -> None:
         self.session = session
-        self.asked_s = asked_s
+        self.decided_s = decided_s
         self._forgiving = forgiving
         # Counts decisions after which jobs are there, none runs and none is to come.
         self.idle_limit = IdleLimit()
@@ -79,25 +89,25 @@ class Decisions:
         next_s = float("inf")
         if interval_s is not None and session.jobs:
             quiet_until_s = float("-inf") if session.changes.has_news else session.decided.quiet_until_s
-            next_s = max(self.asked_s + interval_s, quiet_until_s)
-        wishes = (session.quarantine.next_s, session.decided.ask_again_s)
-        return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.asked_s)])
+            next_s = max(self.decided_s + interval_s, quiet_until_s)
+        wishes = (session.quarantine.next_s, session.decided.due_s)
+        return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.decided_s)])
 
     def decide(
-        self, now_s: float, held: Mapping[str, Allocation], prepare: Callable[[Decided], T]
+        self, now_s: float, held: Mapping[str, Allocation], prepare: Callable[[PolicyAnswer], T]
     ) -> T | str:
         """Ask the policy; returns what follows from its answer, or why that cannot be used.
 
         :param held: what jobs hold now, and keep if it fails.
         :param prepare: turns an answer into what is to be recorded and done, or fails if it cannot be used.
         """
-        self.asked_s = now_s
+        self.decided_s = now_s
         done: Sequence[Transition] = ()
         try:
             began = time.perf_counter()
             done = self.session.decide(now_s)
             seconds = time.perf_counter() - began
-            found = prepare(self._decided(done, seconds, now_s, held))
+            outcome = prepare(self._answer(done, seconds, now_s))
         except Exception as error:
             if not self._forgiving:
                 raise
@@ -106,21 +116,12 @@ class Decisions:
             self.session.book.rejections.update(_rejected(done))
             return reason
         self._reported.clear()
-        return found
+        return outcome
 
-    def _decided(
-        self, done: Sequence[Transition], seconds: float, now_s: float, held: Mapping[str, Allocation]
-    ) -> Decided:
+    def _answer(self, done: Sequence[Transition], seconds: float, now_s: float) -> PolicyAnswer:
         schedule = self.schedule_of(done, now_s)
-        given = {allocation.job: allocation for allocation in schedule.given()}
-        changed = {transition.job.id for transition in done}
-        wanted = {
-            job_id: _beside(given[job_id].beside, allocation) if job_id in given else allocation
-            for job_id, allocation in held.items()
-            if job_id not in changed
-        }
-        wanted |= {job_id: allocation for job_id, allocation in given.items() if job_id in changed}
-        return Decided(schedule, seconds, wanted, _rejected(done))
+        changed = frozenset(transition.job.id for transition in done)
+        return PolicyAnswer(schedule, seconds, changed, _rejected(done))
 
     def forecasts(self, now_s: float) -> dict[str, Any]:
         """The predictions that are due to be logged, by job id."""
@@ -166,8 +167,7 @@ class Decisions:
             place, batch, beside = (
                 ((), None, None) if before is None else (before.placement, before.cut[0], before.beside)
             )
-            wanted = (place, batch or job.global_batch, beside)
-            if (job.placement, job.global_batch, job.beside) != wanted:
+            if (job.placement, job.global_batch, job.beside) != (place, batch or job.global_batch, beside):
                 changed.append(AllocationUpdate(job.id, place, batch, job.servers, beside))
         self.session.rollback(changed, now_s)
 
@@ -187,6 +187,7 @@ class Arrivals:
 
     :param session: takes up the jobs that arrive.
     :param ahead: jobs of the schedule whose time has not come; their times are on its clock.
+    :param follow: more jobs may be submitted at any time.
     """
 
     def __init__(
@@ -196,8 +197,11 @@ class Arrivals:
         clock: Callable[[], float],
         origin_s: float,
         ahead: Iterable[Job] = (),
+        *,
+        follow: bool = False,
     ) -> None:
         self._state = state
+        self._follow = follow
         self._session = session
         self._clock = clock
         self._origin_s = origin_s
@@ -218,8 +222,8 @@ class Arrivals:
 
     @property
     def more_to_come(self) -> bool:
-        """Whether there are jobs that have not arrived, or requests that the log lacks."""
-        return self._awaited or bool(self.ahead)
+        """Whether more jobs may arrive, or there are requests that the log lacks."""
+        return self._follow or self._awaited or bool(self.ahead)
 
     def poll_requests(self, until_s: float) -> tuple[bool, list[str]]:
         """Record what was submitted, cancelled and ordered; jobs not due at ``until_s`` (UTC) wait.
@@ -240,8 +244,8 @@ class Arrivals:
         events: list[Event] = []
         cancelled: list[str] = []
         now = self._clock()
-        self._submitters, cancellers = askers(requests)
-        for found in unheard(requests, log, until_s, ahead):
+        self._submitters, cancellers = submitters_of(requests)
+        for found in unrecorded(requests, log, until_s, ahead):
             if isinstance(found, str):
                 events.append(self._cancel(found, cancellers.get(found)))
                 cancelled.append(found)

@@ -20,19 +20,14 @@ from itertools import chain, groupby
 from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.schemas.job import Job
-from pliant.schemas.schedule import Allocation
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.service.allocation import (
     Assignment,
-    ChangeStep,
     InPlace,
     Relaunch,
     Slot,
     SlotUse,
-    by_node,
     companions,
-    plan_steps,
     way_to,
 )
 from pliant.tools.run.service.commands import assignment_of, copies, hand_out, read_plan
@@ -40,25 +35,21 @@ from pliant.tools.run.service.drain_notices import Notices
 from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, Submitters, next_handle
-from pliant.tools.run.service.members import Timeouts, WorkerFailure
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.reports import (
     AttemptEnded,
-    Displaced,
-    Idled,
     Lost,
-    Measured,
-    MovedOff,
+    NewProgress,
     Proven,
     Report,
     StartFailed,
     WorkerEvents,
 )
-from pliant.tools.run.service.rules import StepParts
+from pliant.tools.run.service.targets import Targets
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
-from pliant.tools.run.statedir.contract.liveness import use_of
-from pliant.tools.run.statedir.contract.plan import Plan, Progress
+from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.failures import Faults, SlotFaults, may_pass
+from pliant.tools.run.statedir.failures import Faults, may_pass
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
 
 STARTING_S: Final = 0.5
@@ -96,10 +87,8 @@ class Executor:
     ) -> None:
         self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
         self._nodes_due_s = clock()
-        self.targets: dict[str, Assignment] = {}
+        self.targets = Targets()
         self.gangs: dict[str, Gang] = {}
-        # The log's evidence against slots: of free ones those with the least are taken.
-        self.slot_faults = SlotFaults()
         self.backend = backend
         self._dirs = dirs
         self._clock = clock
@@ -107,7 +96,7 @@ class Executor:
         self.submitters = submitters
         self._launching = Launching(backend, dirs, timeouts, log_bytes=log_bytes, submitters=submitters)
         self._faults = Faults(dirs.path, self.kill_later)
-        self._condemned = KillList(backend, lambda job_id: next_handle(dirs, job_id))
+        self._kill_list = KillList(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnreadableJobs(backend, timeouts)
         # Jobs whose units could not be looked at last: nothing is changed on what is no longer so.
         self._unseen: set[str] = set()
@@ -117,56 +106,24 @@ class Executor:
     @property
     def unsettled(self) -> set[str]:
         """Jobs that do not run as their targets say, or may not."""
-        wanted = self.targets.keys() - self._unclear.unreadable
+        expected = self.targets.keys() - self._unclear.unreadable
         serving = {
             job_id
             for job_id, gang in self.gangs.items()
             if gang.serves(self.targets.get(job_id)) and not (gang.in_doubt or gang.starting)
         }
-        found = {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
-        return found - self._condemned.out_of_sight
+        behind = {*self._kill_list.jobs, *(expected ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
+        return behind - self._kill_list.out_of_sight
 
     @property
     def running(self) -> set[str]:
         """Jobs of which something runs, with a gang or, where they are being killed, without."""
-        return {*self.gangs, *self._condemned.jobs} - self._condemned.out_of_sight
+        return {*self.gangs, *self._kill_list.jobs} - self._kill_list.out_of_sight
 
     @property
     def alive(self) -> set[str]:
         """Jobs of which something runs, or may, as their files cannot be read."""
-        return {*self.running, *self._unclear.jobs, *self._condemned.out_of_sight}
-
-    def released(self, ended: Iterable[str]) -> list[str]:
-        """The ended jobs of which nothing runs any more."""
-        alive = self.alive
-        return [job_id for job_id in ended if job_id not in alive]
-
-    @property
-    def held(self) -> dict[str, Allocation]:
-        """What each job shall hold."""
-        found, company = dict[str, Allocation](), companions(self.targets)
-        for job_id, target in self.targets.items():
-            held, other = target.allocation, company.get(job_id)
-            found[job_id] = held if held.beside == other else held.model_copy(update={"beside": other})
-        return found
-
-    def steps_to(
-        self, wanted: Mapping[str, Allocation], jobs: Mapping[str, Job], log: RunLog
-    ) -> list[ChangeStep]:
-        """The steps for :meth:`apply` to what is wanted; ``jobs`` has those that hold nothing, at least."""
-        started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
-        node_gpus = {node.name: node.gpus for node in self.nodes.values()}
-        return plan_steps(
-            self.targets, wanted, jobs, node_gpus, started=started, doubt=self.slot_faults.deaths_on
-        )
-
-    def apply(self, steps: Iterable[ChangeStep]) -> None:
-        """Make the outcome of the steps the targets."""
-        for step in steps:
-            if step.after is None:
-                del self.targets[step.job_id]
-            else:
-                self.targets[step.job_id] = step.after
+        return {*self.running, *self._unclear.jobs, *self._kill_list.out_of_sight}
 
     def end_attempts(self, job_ids: Iterable[str]) -> None:
         """Ask what runs of these jobs to save and leave, though they may get the same slots at once."""
@@ -175,27 +132,24 @@ class Executor:
                 with self._faults.of(job_id):
                     self.stop(gang)
 
-    def take_specs(self, jobs: Iterable[Job]) -> None:
-        """These jobs were updated, and go on as they run."""
-        for job in jobs:
-            if (target := self.targets.get(job.id)) is not None:
-                self.targets[job.id] = replace(target, job=job)
-
     def adopt(self, log: RunLog) -> None:
         """Take over what runs in the directory; the log says what jobs shall hold."""
-        self.slot_faults, self._log = log.slot_faults, log
+        self.targets.slot_faults, self._log = log.slot_faults, log
         for handle in self.backend.adopt(log.over):
-            self._take_up(handle)
-        self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
+            self._resume(handle)
+        self.targets.clear()
+        self.targets.update(
+            {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
+        )
         known = {slot for target in self.targets.values() for slot in target.slots}
         for job_id, target in self._unclear.targets(log).items():
             if job_id in log.active and known.isdisjoint(target.slots):
                 self.targets[job_id] = target
-        wanted = {job_id: job.allocation for job_id, job in log.active.items()}
+        allocations = {job_id: job.allocation for job_id, job in log.active.items()}
         jobs = {job_id: job.job for job_id, job in log.active.items()}
-        self.apply(self.steps_to(wanted, jobs, log))
+        self.targets.apply(self.targets.steps_to(allocations, jobs, log, self.nodes))
 
-    def _take_up(self, handle: Handle) -> None:
+    def _resume(self, handle: Handle) -> None:
         """Take over an attempt; one with unclear files stays as it is for now."""
         with self._faults.of(handle.job, doing="cannot be taken up"):
             try:
@@ -207,10 +161,10 @@ class Executor:
             else:
                 self._unclear.drop(handle.job)
 
-    def _look_at_unclear(self) -> None:
+    def _recheck_unclear(self) -> None:
         """Take over jobs that have become clear, and end those that never will."""
         for handle in self._unclear.due(self._clock()):
-            self._take_up(handle)
+            self._resume(handle)
             target, gang = self.targets.get(handle.job), self.gangs.get(handle.job)
             if target and gang and gang.target.allocation.placement == target.allocation.placement:
                 others = [other.slots for job_id, other in self.targets.items() if job_id != handle.job]
@@ -248,25 +202,6 @@ class Executor:
         self.nodes = {node.name: node for node in self.backend.nodes()}
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
-    def evict(self, nodes: Mapping[str, str]) -> Iterator[Report]:
-        """Take all jobs off these nodes. Of two jobs that share slots the first gives up all.
-
-        :param nodes: what is the matter with each, as the end of a sentence.
-        """
-        company = companions(self.targets)
-        for job_id, target in sorted(self.targets.items()):
-            gone = tuple(slot for slot in target.slots if slot.node in nodes)
-            if not gone:
-                continue
-            reason = "; ".join(f"node {name} {nodes[name]}" for name in by_node(gone))
-            shared = company.get(job_id) in self.targets
-            left = WorkerFailure(gone, reason).without(target, target.allocation.cut, shared=shared)
-            if not left.job.can_train_on(left.allocation.gpus):
-                del self.targets[job_id]
-            else:
-                self.targets[job_id] = left
-            yield Displaced(job_id, reason, left.allocation)
-
     def apply_notices(self, drains: Mapping[str, Drain], now_utc_s: float) -> dict[str, str]:
         """Have what runs on nodes with a notice leave in time.
 
@@ -288,64 +223,6 @@ class Executor:
                     gang.end_left_over(nodes & late.keys())
         return late
 
-    @property
-    def places(self) -> dict[str, Set[Slot]]:
-        """The slots of each job that runs."""
-        return {job_id: frozenset(gang.target.slots) for job_id, gang in self.gangs.items()}
-
-    def used(self) -> dict[str, float | None]:
-        """The part of its slots that each job uses that trains; None where that is not known."""
-        found: dict[str, float | None] = {}
-        for job_id, gang in self.gangs.items():
-            if gang.serves(self.targets.get(job_id)) and not gang.target.job.on_cpus:
-                slots = gang.target.slots
-                use = use_of(gang.handle.files, gang.units)
-                has_gpus = self.nodes[slots[0].node].devices is not None
-                found[job_id] = None if use is None else use.of_slots(len(slots), gpus=has_gpus)
-        return found
-
-    def shrink_idle(self, job_id: str, reason: str, wait_s: float) -> Idled | None:
-        """Let an elastic job keep its smallest size. Returns None if it has that, or does not shrink."""
-        target = self.targets.get(job_id)
-        if target is None or job_id in companions(self.targets) or target.job.elastic == "none":
-            return None
-        slots = target.slots[: target.job.min_gpus]
-        if len(slots) == len(target.slots) or not target.job.can_train_on(len(slots)):
-            return None
-        left = self.targets[job_id] = Assignment.of(target.job, slots, target.allocation.cut)
-        return Idled(job_id, reason, left.allocation, wait_s)
-
-    def step_parts(self, newest: Mapping[str, Progress]) -> Iterator[StepParts]:
-        """What the workers of settled jobs need of a step, where that is known."""
-        for job_id, gang in self.gangs.items():
-            progress = newest.get(job_id)
-            if progress is not None and gang.serves(self.targets.get(job_id)):
-                found = StepParts.of(gang.plan, progress)
-                if found is not None:
-                    yield found
-
-    def move_off(self, job_id: str, slow: str, nodes: Iterable[str], reason: str) -> MovedOff | None:
-        """Let an elastic job leave a slot for a free one, in place.
-
-        :param nodes: those with a free slot, the best first.
-        :returns: None if the job cannot change its slots while it trains, or there is no other slot.
-        """
-        target, old = self.targets.get(job_id), Slot.parse(slow)
-        if target is None or old not in target.slots or job_id in companions(self.targets):
-            return None
-        if target.job.elastic == "none" or target.job.resize == "relaunch" or not self.backend.in_place:
-            return None
-        taken = {slot for each in self.targets.values() for slot in each.slots}
-        free = (Slot(node, index) for node in nodes for index in range(self.nodes[node].gpus))
-        new = next(
-            (slot for slot in free if slot not in taken and not self.slot_faults.deaths_on(slot)), None
-        )
-        if new is None or len(target.slots) == 1:
-            return None
-        slots = (*(slot for slot in target.slots if slot != old), new)
-        moved = self.targets[job_id] = Assignment.of(target.job, slots, target.allocation.cut)
-        return MovedOff(job_id, slow, f"{reason}; it goes on on {new}", moved.allocation)
-
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened."""
         reports = self.look()
@@ -355,10 +232,10 @@ class Executor:
     def look(self) -> list[Report]:
         """What happened since the last look. Gangs that ended are dropped; nothing is started."""
         reports: list[Report] = []
-        self._look_at_unclear()
+        self._recheck_unclear()
         self._unseen = {*self.gangs}
         for job_id, gang in sorted(self.gangs.items()):
-            if job_id not in self._condemned.jobs:
+            if job_id not in self._kill_list.jobs:
                 with self._faults.of(job_id, tries_again=True):
                     gang.statuses = self.backend.poll([gang.handle])[gang.handle]
                     self._unseen.discard(job_id)
@@ -367,12 +244,12 @@ class Executor:
 
     def kill_later(self, job_id: str, reason: str) -> None:
         """End a job's attempt for an error in the work for it; a tick reports its end."""
-        self._condemned.add(job_id, reason)
+        self._kill_list.add(job_id, reason)
 
     def _finish_off(self) -> list[Report]:
         reports: list[Report] = []
-        for job_id, attempt, reason in self._condemned.finish_off(self.gangs, self._clock()):
-            is_lost = job_id in self._condemned.out_of_sight
+        for job_id, attempt, reason in self._kill_list.finish_off(self.gangs, self._clock()):
+            is_lost = job_id in self._kill_list.out_of_sight
             if not is_lost:
                 self.gangs.pop(job_id, None)
             self.targets.pop(job_id, None)
@@ -387,7 +264,7 @@ class Executor:
         if progress is not None and progress.attempt == gang.handle.attempt:
             if said := gang.script_events(progress):
                 yield WorkerEvents(job_id, gang.handle.attempt, tuple(said), serves)
-            yield Measured(job_id, progress, serves and progress.generation == gang.plan.generation)
+            yield NewProgress(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
             if not self.backend.in_place and any(status.noticed for status in gang.statuses):
                 self.stop(gang, "Slurm has announced the end of its job")
@@ -400,7 +277,7 @@ class Executor:
         if verdict.end != "done" and (lost := gang.lost_work()) is not None:
             left, event = lost
             yield WorkerEvents(job_id, gang.handle.attempt, (event,), settled=False)
-            yield Measured(job_id, left, settled=False)
+            yield NewProgress(job_id, left, settled=False)
         del self.gangs[job_id]
         if verdict.end != "stopped":
             self.targets.pop(job_id, None)
@@ -416,20 +293,12 @@ class Executor:
     def _worker_reports(self, job_id: str, gang: Gang) -> Iterable[Report]:
         """What a gang found out about its slots; its target shrinks to what is left."""
         yield from self._losses(job_id, gang)
-        target = self.targets.get(job_id)
-        if (setback := gang.failure()) is not None and target is not None:
-            shared = job_id in companions(self.targets)
-            after = self.targets[job_id] = setback.without(target, gang.target.allocation.cut, shared=shared)
-            if not after.job.can_train_on(after.allocation.gpus):
-                del self.targets[job_id]
-            held = {slot for name, other in self.targets.items() if name != job_id for slot in other.slots}
-            taken = held.intersection(setback.slots)
-            yield StartFailed(job_id, gang.handle.attempt, setback, after.allocation, taken)
-        if self.slot_faults.slots:
+        if (failure := gang.failure()) is not None and job_id in self.targets:
+            left, taken = self.targets.lose(job_id, failure, gang.target.allocation.cut)
+            yield StartFailed(job_id, gang.handle.attempt, failure, left.allocation, taken)
+        if (slot_faults := self.targets.slot_faults).slots:
             kept = self.targets[job_id].slots if job_id in self.targets else ()
-            proven = sorted(
-                slot for slot in gang.proven() if slot in kept and self.slot_faults.deaths_on(slot)
-            )
+            proven = sorted(slot for slot in gang.proven() if slot in kept and slot_faults.deaths_on(slot))
             if proven:
                 yield Proven(job_id, tuple(proven))
 
@@ -446,7 +315,7 @@ class Executor:
         use = self._slot_use(slot for job_id in asked for slot in self.targets[job_id].slots)
         for job_id, gang in changing:
             with self._faults.of(job_id):
-                if job_id not in self._condemned.jobs:
+                if job_id not in self._kill_list.jobs:
                     self.switch(gang, self.targets.get(job_id), use)
         self._launch(awaited, use)
 

@@ -12,7 +12,6 @@ in the log before they are carried out, so the next loop carries on one that die
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,33 +28,30 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.backends.protocol import ProcessLimits
 from pliant.tools.run.service.allocation import ChangeStep, startable
-from pliant.tools.run.service.decisions import Arrivals, Decided, Decisions
+from pliant.tools.run.service.decisions import Arrivals, Decisions, PolicyAnswer
 from pliant.tools.run.service.executor import Executor
+from pliant.tools.run.service.job_rules import JobRules
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.reports import (
     Lost,
-    Measured,
+    NewProgress,
     Report,
     WorkerEvents,
     change_event,
-    idle_event,
     in_turns,
     progress_event,
     report_events,
-    straggler_event,
 )
-from pliant.tools.run.service.rules import IdleWatch, Straggler, StragglerWatch
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import (
+    abort_event,
     cancel_event,
     decision_event,
-    give_up_event,
     interruption_event,
     node_event,
     reject_event,
     release_event,
-    timeout_event,
 )
 from pliant.tools.run.statedir.log.fold import jobs_of_spent_arrays, unsatisfiable_jobs
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
@@ -63,7 +59,6 @@ from pliant.tools.run.statedir.state import ScheduleFile, Sink, State
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.registry import label_of
-from pliant.tools.schedule.session.quarantine import node_of
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
 
@@ -119,12 +114,6 @@ def free_state_name(folder: Path) -> Path:
     return next(folder / name for name in names if not (folder / name).exists())
 
 
-LIMITS_LOOK_S: Final = 0.5
-"""Seconds between two checks of the limits of jobs."""
-SHRUNK_S: Final = 3600.0
-"""Seconds for which an idle job keeps its smallest size."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Change:
     schedule: Schedule
@@ -158,7 +147,7 @@ class Loop:
         self.state = state
         self.session = session
         self.executor = executor
-        self.executor.slot_faults = state.log.slot_faults
+        self.executor.targets.slot_faults = state.log.slot_faults
         if executor.submitters is not None:
             executor.submitters.log = state.log
         self.clock = clock
@@ -168,20 +157,14 @@ class Loop:
         spec_of = partial(spec_on_clock, state.log, origin_s=origin_s)
         session.book.ended = self._ended = states_kept_small(session.book.ended, spec_of)
         self._retries = retries
-        # When limits are looked at again.
-        self._limits_s = 0.0
-        self._follow = follow
-        self._arrivals = Arrivals(state, session, clock, origin_s, ahead)
+        self._arrivals = Arrivals(state, session, clock, origin_s, ahead, follow=follow)
         self._decisions = Decisions(session, schedule.time, forgiving=follow) if asks else None
         # Jobs that an error ends, with the reasons, until the log has them.
         self._given_up: dict[str, str] = {}
         self._faults = Faults(state.dirs.path, self._given_up.setdefault)
         self._looked_s = 0.0
-        self._rule = schedule.cluster.idle
-        self._idle_watch = None if self._rule is None else IdleWatch(self._rule)
-        slow = schedule.cluster.stragglers
-        self._stragglers = None if slow is None else StragglerWatch(slow)
-        self._ask = False
+        self._rules = JobRules(schedule.cluster, session, executor, clock, moves=asks)
+        self._must_decide = False
         # Jobs that gave up all at the last requests.
         self._stopped: Sequence[str] = ()
         # All jobs were asked to stop.
@@ -199,7 +182,7 @@ class Loop:
     def finished(self) -> bool:
         if self.executor.running:
             return False
-        return self.drained or not (self.session.jobs or self._more_to_come)
+        return self.drained or not (self.session.jobs or self._arrivals.more_to_come)
 
     # How it begins.
 
@@ -213,7 +196,8 @@ class Loop:
         before = [self._schedules_decision(now), *submitted, *rejected]
         given = {allocation.job: allocation for allocation in found.given()}
         self._carry_out(self._change_to(found, given, now, before))
-        self._count_idle()
+        if self._decisions is not None:
+            self._decisions.idle_limit.count(idle=self._idle)
 
     def carry_on(self) -> None:
         """Take over what an earlier process left and the executor has adopted."""
@@ -221,7 +205,7 @@ class Loop:
         for job_id in lost:
             self._given_up[job_id] = self.session.book.rejections.pop(job_id, "it cannot be taken up again")
         self._end_given_up()
-        self._ask = True
+        self._must_decide = True
 
     def reconcile(self) -> None:
         """Take over what runs, and record what ended meanwhile and what shall run by the schedule.
@@ -235,8 +219,8 @@ class Loop:
         self.executor.end_attempts(self._stopped)
         self._see_nodes()
         self._record(self.executor.look(), 0.0)
-        self._end_overdue_jobs()
-        self._end_spent_arrays()
+        self._end(self._rules.timeouts(log))
+        self._cancel(jobs_of_spent_arrays(log))
         self._cancel_unsatisfiable()
         now = self._looked_s = self.clock()
         here = self._arrivals.arrive({allocation.job for allocation in found.allocations})
@@ -252,16 +236,16 @@ class Loop:
     def step(self) -> None:
         """Look, record, decide if something happened. Never waits."""
         self._schedule_file.catch_up()
-        happened, self._ask = self._ask, False
+        happened, self._must_decide = self._must_decide, False
         since_s, self._looked_s = self._looked_s, self.clock()
         happened |= self._see_nodes()
-        happened |= self._apply_notices()
-        happened |= self._end_overdue_jobs()
-        happened |= self._look_for_idle_jobs()
-        happened |= self._look_for_stragglers()
+        late = self.executor.apply_notices(self.state.log.drained, self.clock())
+        happened |= bool(late) and self._record(self.executor.targets.evict(late), 0.0)
+        happened |= self._end(self._rules.timeouts(self.state.log))
+        happened |= self._apply_rules()
         happened |= self._record(self.executor.tick(), since_s)
         if happened:
-            self._end_spent_arrays()
+            self._cancel(jobs_of_spent_arrays(self.state.log))
         if self._decisions is None and happened:
             self._cancel_unsatisfiable()
         if self._decisions is None or self.drained:
@@ -274,7 +258,7 @@ class Loop:
             self._cancel_unsatisfiable()
         if happened or self._now() >= self._decisions.next_decision_s():
             self._decide(self._decisions)
-            self._count_idle()
+            self._decisions.idle_limit.count(idle=self._idle)
         if self._idle:
             self._decisions.check_hope()
 
@@ -286,11 +270,10 @@ class Loop:
         if self.drained:
             return
         self.drained = True
-        now, held = self.clock(), sorted(self.executor.held)
-        self.executor.apply(self.executor.steps_to({}, {}, self.state.log))
-        for job_id in held:
-            self.session.lose(job_id, self._now())
-        self.state.record(interruption_event(job_id, now, reason) for job_id in held)
+        now, targets = self.clock(), self.executor.targets
+        held = sorted(targets)
+        targets.apply(targets.steps_to({}, {}, self.state.log, self.executor.nodes))
+        self._happen([interruption_event(job_id, now, reason) for job_id in held])
         if self._decisions is not None:
             self._schedule = self._complete(self._decisions.schedule_of((), self._now()), None)
         self._schedule_file.write(self._schedule)
@@ -303,7 +286,8 @@ class Loop:
         for together in in_turns(reports):
             happened |= self._take(together, since_s)
         happened |= self._end_given_up()
-        released = self.executor.released(self.state.log.broken_off)
+        alive = self.executor.alive
+        released = [job_id for job_id in self.state.log.broken_off if job_id not in alive]
         self.state.record(release_event(job_id, self.clock()) for job_id in released)
         return happened
 
@@ -314,12 +298,12 @@ class Loop:
         for report in reports:
             events: list[Event] = []
             with self._faults.of(report.job_id):
-                if isinstance(report, Measured):
+                if isinstance(report, NewProgress):
                     self._refine(report)
                 else:
                     events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
             found += [(report.job_id, event) for event in events]
-            happened |= not isinstance(report, WorkerEvents | Measured | Lost) and bool(events)
+            happened |= not isinstance(report, WorkerEvents | NewProgress | Lost) and bool(events)
         self._happen([event for _, event in found], [job_id for job_id, _ in found])
         at_epochs = self.session.policy.traits.decides_at_epochs
         return happened or (at_epochs and any(event.event == EpochEnded.name for _, event in found))
@@ -330,95 +314,35 @@ class Loop:
         known = self.state.log.down
         if down is None or down.keys() == known.keys():
             return False
-        self._record(self.executor.evict({name: f"is down: {why}" for name, why in down.items()}), 0.0)
+        self._record(
+            self.executor.targets.evict({name: f"is down: {why}" for name, why in down.items()}), 0.0
+        )
         went = [node_event(name, self.clock(), why) for name, why in down.items() if name not in known]
         came = [node_event(name, self.clock(), None) for name in known if name not in down]
         self._happen([*went, *came])
         return True
 
-    def _apply_notices(self) -> bool:
-        """Take jobs off nodes that they should have left by now; returns whether any was there."""
-        late = self.executor.apply_notices(self.state.log.drained, self.clock())
-        return bool(late) and self._record(self.executor.evict(late), 0.0)
+    def _apply_rules(self) -> bool:
+        """Warn of jobs, end, shrink or move them by the cluster's rules; returns whether any was changed."""
+        happened = False
+        for result in self._rules.apply(self.state.log):
+            self.state.record(result.notes)
+            happened |= self._end([] if result.end is None else [result.end])
+            happened |= result.report is not None and self._record([result.report], 0.0)
+        return happened
 
-    def _end_overdue_jobs(self) -> bool:
-        """End the jobs that have reached a limit of their own; returns whether any was there."""
-        now, log = self.clock(), self.state.log
-        if now < self._limits_s:
-            return False
-        self._limits_s = now + LIMITS_LOOK_S
-        limits = ((job_id, *job.next_limit(now)) for job_id, job in log.active.items() if job.job.limits)
-        found = {job_id: reason for job_id, at_s, reason in limits if at_s <= now}
-        self._happen([timeout_event(job_id, now, reason) for job_id, reason in found.items()])
-        for job_id in found:
-            self._stop(job_id)
-        return bool(found)
+    def _end(self, events: Sequence[Event]) -> bool:
+        """Record the ends of jobs, which give up what they hold; returns whether there is any."""
+        self._happen(events)
+        for event in events:
+            self._stop(event.job or "")
+        return bool(events)
 
-    def _end_spent_arrays(self) -> None:
-        """Cancel what is left of arrays of which too many jobs have failed."""
-        found = jobs_of_spent_arrays(self.state.log)
+    def _cancel(self, reasons: Mapping[str, str]) -> None:
         now = self.clock()
-        self._happen([cancel_event(job_id, now, reason) for job_id, reason in found.items()])
-        for job_id in found:
-            self._stop(job_id)
+        self._end([cancel_event(job_id, now, reason) for job_id, reason in reasons.items()])
 
-    def _look_for_idle_jobs(self) -> bool:
-        """Warn of jobs that hardly use their slots, shrink or end them; returns whether any was changed."""
-        watch, now_s = self._idle_watch, time.monotonic()
-        if watch is None or self._rule is None or not watch.is_due(now_s):
-            return False
-        happened = False
-        for found in watch.look(self.executor.used(), now_s, self.executor.places):
-            if found.for_s and self._rule.then == "end":
-                self._end_idle(found.job_id, found.words)
-                happened = True
-            elif found.for_s and self._rule.then == "shrink" and self._shrink_idle(found.job_id, found.words):
-                watch.forget(found.job_id)
-                happened = True
-            else:
-                self.state.record([idle_event(found.job_id, self.clock(), found)])
-        return happened
-
-    def _end_idle(self, job_id: str, words: str) -> None:
-        self._happen([cancel_event(job_id, self.clock(), f"ended by the rule about idle jobs: {words}")])
-        self._stop(job_id)
-
-    def _shrink_idle(self, job_id: str, words: str) -> bool:
-        report = self.executor.shrink_idle(job_id, f"shrunk by the rule about idle jobs: {words}", SHRUNK_S)
-        return report is not None and self._record([report], 0.0)
-
-    def _look_for_stragglers(self) -> bool:
-        """Name workers that are slower than their peers, and move jobs off them; returns whether any was."""
-        watch, now_s, log = self._stragglers, time.monotonic(), self.state.log
-        if watch is None or not watch.is_due(now_s):
-            return False
-        said = watch.look(self.executor.step_parts(log.newest), now_s)
-        self.state.record(straggler_event(self.clock(), found) for found in said)
-        happened = False
-        for found in watch.named if watch.rule.then == "move" and self._decisions is not None else ():
-            happened |= found.has_peers and self._move_off(found)
-        return happened
-
-    def _move_off(self, found: Straggler) -> bool:
-        """A job leaves the slot of a straggler, once in its life, if another one is free."""
-        job, session = self.session.jobs.get(found.job_id), self.session
-        if job is None or self.state.log.jobs[found.job_id].use.straggled:
-            return False
-        hidden, slow = session.quarantine.hidden_from(job.id), node_of(found.slot)
-        free = {
-            node.name: session.cluster.free.free_on(node.name) - hidden.get(node.name, 0)
-            for node in session.cluster.nodes
-            if node.gpu_type == job.gpu_type and node.name not in session.cluster.drained
-        }
-        own = dict(job.placement)
-        nodes = sorted(
-            (name for name, count in free.items() if count > 0),
-            key=lambda name: (name != slow, name not in own, free[name], name),
-        )
-        report = self.executor.move_off(job.id, found.slot, nodes, found.words)
-        return report is not None and self._record([report], 0.0)
-
-    def _refine(self, report: Measured) -> None:
+    def _refine(self, report: NewProgress) -> None:
         """Inform the policy how far a job is; the log records it when something happens to the job."""
         job = self.state.log.jobs.get(report.job_id)
         if job is not None and not job.ended:
@@ -451,7 +375,7 @@ class Loop:
                     self._given_up[job_id] = reason
                 continue
             if job_id in self.state.log.active:
-                self._happen([give_up_event(job_id, self.clock(), reason)])
+                self._happen([abort_event(job_id, self.clock(), reason)])
             elif job_id in self.session.jobs:
                 self.session.end(job_id, self._now(), "failed")
             self.executor.targets.pop(job_id, None)
@@ -459,9 +383,8 @@ class Loop:
 
     def _cancel_unsatisfiable(self) -> None:
         """Cancel the jobs that were to start after jobs which have not finished; they hold nothing yet."""
-        while found := unsatisfiable_jobs(self.state.log):
-            now = self.clock()
-            self._happen([cancel_event(job_id, now, reason) for job_id, reason in found.items()])
+        while reasons := unsatisfiable_jobs(self.state.log):
+            self._cancel(reasons)
 
     def _poll_requests(self, until_s: float) -> bool:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
@@ -469,7 +392,9 @@ class Loop:
         for job_id in self._stopped:
             self._stop(job_id)
         self.executor.end_attempts(self._stopped)
-        self.executor.take_specs(self.state.log.jobs[job_id].job for job_id in self._arrivals.updated)
+        self.executor.targets.update_specs(
+            self.state.log.jobs[job_id].job for job_id in self._arrivals.updated
+        )
         return happened
 
     # What shall run.
@@ -477,28 +402,31 @@ class Loop:
     def _decide(self, decisions: Decisions) -> None:
         now = self.clock()
         prepare = partial(self._prepare, decisions, now=now)
-        found = decisions.decide(now - self._origin_s, self.executor.held, prepare)
+        outcome = decisions.decide(now - self._origin_s, self.executor.targets.allocations, prepare)
         self._put_ended_away()
-        if isinstance(found, _Change):
-            self._carry_out(found)
+        if isinstance(outcome, _Change):
+            self._carry_out(outcome)
             return
         name = self.session.policy.name
-        self.state.record([decision_event(now, self._origin_s, name, None, error=found)])
-        self._end_turned_away(found, now)
+        self.state.record([decision_event(now, self._origin_s, name, None, error=outcome)])
+        self._end_rejected(outcome, now)
 
-    def _prepare(self, decisions: Decisions, found: Decided, now: float) -> _Change:
+    def _prepare(self, decisions: Decisions, answer: PolicyAnswer, now: float) -> _Change:
         """What follows from a decision; nothing is recorded or done yet.
 
         :raises ValueError: no log can hold what the policy said.
         """
-        said = decisions.admissions(self._origin_s)
-        waiting = {job_id: each for job_id, each in said.items() if job_id in self.session.jobs}
-        event = partial(decision_event, now, self._origin_s, self.session.policy.name, found.seconds)
-        rejected = [reject_event(job_id, now, reason, said.get(job_id)) for job_id, reason in found.rejected]
+        admissions = decisions.admissions(self._origin_s)
+        waiting = {job_id: each for job_id, each in admissions.items() if job_id in self.session.jobs}
+        event = partial(decision_event, now, self._origin_s, self.session.policy.name, answer.seconds)
+        rejected = [
+            reject_event(job_id, now, reason, admissions.get(job_id)) for job_id, reason in answer.rejected
+        ]
         event_lines([event(admissions=waiting), *rejected])
-        change = self._change_to(self._complete(found.schedule, found.seconds), found.wanted, now)
+        allocations = answer.allocations(self.executor.targets.allocations)
+        change = self._change_to(self._complete(answer.schedule, answer.seconds), allocations, now)
         forecasts = decisions.forecasts(now - self._origin_s)  # last: these jobs count as noted from here on
-        decision = event(forecasts=forecasts, admissions=waiting, teams=found.schedule.teams)
+        decision = event(forecasts=forecasts, admissions=waiting, teams=answer.schedule.teams)
         return replace(change, events=[decision, *rejected, *change.events])
 
     def _put_ended_away(self) -> None:
@@ -506,8 +434,8 @@ class Loop:
         unheard = {change.job.id for change in self.session.changes.entries if change.job is not None}
         self._ended.put_away(self._ended.made() - unheard)
 
-    def _end_turned_away(self, reason: str, now: float) -> None:
-        """Reject the jobs that the policy turned away before it failed."""
+    def _end_rejected(self, reason: str, now: float) -> None:
+        """Reject the jobs that the policy rejected before it failed."""
         for job_id in sorted(self.state.log.active.keys() - self.session.jobs.keys()):
             self._stop(job_id)
             self.state.record([reject_event(job_id, now, self.session.book.rejections.pop(job_id, reason))])
@@ -515,15 +443,19 @@ class Loop:
     def _stop(self, job_id: str) -> None:
         """Make a job hold nothing; the next turns stop its workers."""
         if (held := self.executor.targets.get(job_id)) is not None:
-            self.executor.apply([ChangeStep(job_id, "preempt", held, None)])
+            self.executor.targets.apply([ChangeStep(job_id, "preempt", held, None)])
 
     def _change_to(
-        self, schedule: Schedule, wanted: Mapping[str, Allocation], now: float, before: Iterable[Event] = ()
+        self,
+        schedule: Schedule,
+        allocations: Mapping[str, Allocation],
+        now: float,
+        before: Iterable[Event] = (),
     ) -> _Change:
-        """:raises InfeasibleError: the nodes have too few slots for what is wanted."""
+        """:raises InfeasibleError: the nodes have too few slots for these allocations."""
         reasons = _reasons(schedule)
         jobs = {job.id: job for job in schedule.jobs}
-        steps = self.executor.steps_to(wanted, jobs, self.state.log)
+        steps = self.executor.targets.steps_to(allocations, jobs, self.state.log, self.executor.nodes)
         changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
         return _Change(schedule, [*before, *changes], steps)
 
@@ -531,7 +463,7 @@ class Loop:
         self._schedule = change.schedule
         self.state.record(change.events)
         self._schedule_file.write(change.schedule)
-        self.executor.apply(change.steps)
+        self.executor.targets.apply(change.steps)
 
     def _complete(self, found: Schedule, seconds: float | None) -> Schedule:
         """A decision's schedule, with the jobs still to come."""
@@ -552,18 +484,10 @@ class Loop:
         return self.clock() - self._origin_s
 
     @property
-    def _more_to_come(self) -> bool:
-        return self._follow or self._arrivals.more_to_come
-
-    @property
     def _idle(self) -> bool:
         """Whether jobs wait, none runs and none is to come."""
-        busy = self.executor.targets or self.executor.gangs or self._more_to_come
+        busy = self.executor.targets or self.executor.gangs or self._arrivals.more_to_come
         return bool(self.session.in_play) and not busy
-
-    def _count_idle(self) -> None:
-        if self._decisions is not None:
-            self._decisions.idle_limit.count(idle=self._idle)
 
 
 def _reasons(schedule: Schedule) -> dict[str, str]:

@@ -104,7 +104,7 @@ class Proven:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class NewProgress:
     """The newest progress of an attempt."""
 
     job_id: str
@@ -144,7 +144,9 @@ class MovedOff:
     """What it has now, as many slots as before."""
 
 
-Report = WorkerEvents | Measured | AttemptEnded | StartFailed | Displaced | Proven | Lost | Idled | MovedOff
+Report = (
+    WorkerEvents | NewProgress | AttemptEnded | StartFailed | Displaced | Proven | Lost | Idled | MovedOff
+)
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -364,7 +366,7 @@ def _number(value: float | None) -> float | None:
     return float(value) if value is not None and 0 < value < math.inf else None
 
 
-def progress_event(report: Measured, job: JobLog, time_s: float) -> Event:
+def progress_event(report: NewProgress, job: JobLog, time_s: float) -> Event:
     """What workers measured last, for the policy alone, on its clock."""
     found = report.progress
     step_s = found.step_seconds if report.settled and job.attempt.change is None else None

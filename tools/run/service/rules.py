@@ -45,7 +45,7 @@ class IdleWatch:
     """
 
     def __init__(self, rule: IdleRule) -> None:
-        self._rule = rule
+        self.rule = rule
         self._since_s: dict[str, float] = {}
         # The most that each of these jobs has used since then.
         self._most: dict[str, float] = {}
@@ -73,14 +73,14 @@ class IdleWatch:
                 self.forget(job_id)
         for job_id in dict.fromkeys([*self._since_s, *used]):
             part = used.get(job_id)
-            if part is None or part >= self._rule.below:
+            if part is None or part >= self.rule.below:
                 if job_id in self._named and part is not None:
                     found.append(IdleJob(job_id, part, 0.0))
                 self.forget(job_id)
                 continue
             since_s = self._since_s.setdefault(job_id, now_s)
             self._most[job_id] = max(part, self._most.get(job_id, 0.0))
-            if now_s - since_s >= self._rule.for_seconds and job_id not in self._named:
+            if now_s - since_s >= self.rule.for_seconds and job_id not in self._named:
                 self._named.add(job_id)
                 found.append(IdleJob(job_id, self._most[job_id], now_s - since_s))
         return found

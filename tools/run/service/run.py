@@ -183,9 +183,10 @@ def dry_run_text(options: RunOptions, *, resume: bool) -> str:
         return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'
     log = read_log(prepared.dirs.path) if prepared.dirs.events.is_file() else RunLog()
     executor = prepared.executor
-    executor.targets = _held(log, prepared.dirs)
-    wanted = startable(log, prepared.schedule, prepared.clock())
-    steps = executor.steps_to(wanted, {job.id: job for job in prepared.schedule.jobs}, log)
+    executor.targets.update(_held(log, prepared.dirs))
+    allocations = startable(log, prepared.schedule, prepared.clock())
+    jobs = {job.id: job for job in prepared.schedule.jobs}
+    steps = executor.targets.steps_to(allocations, jobs, log, executor.nodes)
     return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor))
 
 
@@ -337,7 +338,7 @@ def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedService:
     """A process in the background, or one that failed to get there."""
 
     pid: int
@@ -360,7 +361,7 @@ def reserve_space(descriptor: int) -> None:
         allocate(*map(ctypes.c_int, (descriptor, keep_size)), *map(ctypes.c_int64, (size, RESERVED_BYTES)))
 
 
-def in_background(body: Body, log: Path) -> Started:
+def in_background(body: Body, log: Path) -> StartedService:
     """Run ``body`` in the background; returns once it says that all is well, or has ended.
 
     :param log: file for its messages, in an existing folder.
@@ -383,11 +384,11 @@ def in_background(body: Body, log: Path) -> Started:
     os.close(words)
     with os.fdopen(reader, "rb") as news:
         if news.read():
-            return Started(pid)
+            return StartedService(pid)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with log.open("rb") as lines:
         lines.seek(said_before)
-        return Started(pid, code, lines.read().decode(errors="replace"))
+        return StartedService(pid, code, lines.read().decode(errors="replace"))
 
 
 def _be(body: Body, words: int, writer: int) -> NoReturn:

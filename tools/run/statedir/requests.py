@@ -432,7 +432,7 @@ def _uid_in(name: str) -> int | None:
     return int(after.partition(".")[0]) if marked else None
 
 
-def askers(requests: Iterable[Request]) -> tuple[dict[str, int], dict[str, int]]:
+def submitters_of(requests: Iterable[Request]) -> tuple[dict[str, int], dict[str, int]]:
     """The accounts that submitted jobs, and those that cancelled some, by the ids of the jobs."""
     submitters, cancellers = dict[str, int](), dict[str, int]()
     for request in requests:
@@ -442,7 +442,7 @@ def askers(requests: Iterable[Request]) -> tuple[dict[str, int], dict[str, int]]
     return submitters, cancellers
 
 
-def unheard(
+def unrecorded(
     requests: Iterable[Request], log: RunLog, until_s: float, to_come: Mapping[str, Job] | None = None
 ) -> Iterator[Job | str | Numbered]:
     """What the log lacks, in the order of the requests: jobs that arrive, ids of jobs to cancel, orders.
@@ -483,7 +483,9 @@ def unheard(
 
 def requested(requests: Iterable[Request], log: RunLog, now_s: float, *, rigid: bool = False) -> list[Event]:
     """What the next run will write into the log of what was asked for until ``now_s``."""
-    return [event for it in unheard(requests, log, now_s) for event in _events(it, log, now_s, rigid=rigid)]
+    return [
+        event for it in unrecorded(requests, log, now_s) for event in _events(it, log, now_s, rigid=rigid)
+    ]
 
 
 def _events(asked: Job | str | Numbered, log: RunLog, now_s: float, *, rigid: bool) -> list[Event]:

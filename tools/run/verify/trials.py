@@ -122,8 +122,9 @@ class Trial:
     def give(self, workers: int) -> None:
         """Give the job that number of workers; a change takes effect once they go on."""
         cut = (self.job.batch.size, self.accum, 1.0)
-        wanted = {_JOB: allocation_of(_JOB, ((_NODE, workers),), cut)}
-        self.executor.apply(self.executor.steps_to(wanted, {_JOB: self.job}, RunLog()))
+        allocations = {_JOB: allocation_of(_JOB, ((_NODE, workers),), cut)}
+        executor, targets = self.executor, self.executor.targets
+        targets.apply(targets.steps_to(allocations, {_JOB: self.job}, RunLog(), executor.nodes))
 
     def change(self, step: int, workers: int) -> None:
         """Go on with another number of workers after a step."""

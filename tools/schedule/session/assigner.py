@@ -123,7 +123,7 @@ class Assigner:
         if unplaced and time_s < decided.retry_s and not freed:
             for job_id in unplaced:
                 decided.refuse(jobs[job_id], time_s)
-            decided.ask_again_by(decided.retry_s)
+            decided.decide_by(decided.retry_s)
         elif unplaced:
             for taken in filter(None, places.values()):
                 self._cluster.free.give(taken)
@@ -192,7 +192,7 @@ class Assigner:
             if again_s == math.inf:
                 decided.quiet_until_s = -math.inf  # it is not as the policy decided
                 return targets
-            decided.ask_again_by(again_s)
+            decided.decide_by(again_s)
             decided.quiet_until_s = min(again_s, decided.quiet_until_s)
         return targets
 

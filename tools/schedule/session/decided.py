@@ -16,7 +16,7 @@ from pliant.tools.schedule.snapshot import Change
 class LastDecision:
     """The last decision, as far as it matters for when the policy is asked again."""
 
-    ask_again_s: float | None = None
+    due_s: float | None = None
     """Time at which the policy is to be asked again at the latest."""
     quiet_until_s: float = -math.inf
     """Time until which rounds may be skipped while nothing has changed."""
@@ -31,8 +31,8 @@ class LastDecision:
     retry_s: float = -math.inf
     """Earliest time at which a copy of the policy is asked what to do without some jobs."""
 
-    def ask_again_by(self, at_s: float | None) -> None:
-        self.ask_again_s = min((each for each in (at_s, self.ask_again_s) if each is not None), default=None)
+    def decide_by(self, at_s: float | None) -> None:
+        self.due_s = min((each for each in (at_s, self.due_s) if each is not None), default=None)
 
     def refuse(self, job: JobState, time_s: float) -> None:
         self.refused.append(Change(time_s, "lost", job))

@@ -334,9 +334,9 @@ class Session:
         for _ in range(MOST_ROUNDS):
             if not quota.leaves_room(self.in_play.values(), time_s, decided.retry_s):
                 break
-            again_s, admissions, kept = decided.ask_again_s, decided.admissions, decided.kept_until_s
+            again_s, admissions, kept = decided.due_s, decided.admissions, decided.kept_until_s
             done = in_net([*done, *self._decide_once(time_s)])
-            decided.ask_again_by(again_s)
+            decided.decide_by(again_s)
             decided.admissions = {**admissions, **decided.admissions}
             decided.kept_until_s = {**kept, **decided.kept_until_s}
         return sorted(done, key=frees_first)
@@ -372,10 +372,10 @@ class Session:
         decided.refused, decided.kept_until_s = [], {}
         log.seen += len(log.entries)
         log.entries.clear()
-        decided.ask_again_s = decision.ask_again_s
+        decided.due_s = decision.ask_again_s
         decided.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
         decided.admissions = decision.admissions
-        decided.outlasts_ends = decision.outlasts_ends and decided.ask_again_s is None and not learns
+        decided.outlasts_ends = decision.outlasts_ends and decided.due_s is None and not learns
         if not decision.targets and not decision.rejected:
             return freed
         host.rules.check(decision, seen.jobs, self.cluster.free.by_type, self.cluster.up_gpus)
@@ -385,11 +385,11 @@ class Session:
             done = self._decide_without(error, decision, time_s)
         if decided.outlasts_ends:
             as_decided = self.assigner.is_as_decided(decision, len(done))
-            decided.outlasts_ends = decided.ask_again_s is None and as_decided
+            decided.outlasts_ends = decided.due_s is None and as_decided
         if freed:
             done = in_net([*freed, *done])
         if log.entries and any(change.kind == "arrived" for change in log.entries):
-            decided.ask_again_s = math.nextafter(time_s, math.inf)  # their user's limit has room now
+            decided.due_s = math.nextafter(time_s, math.inf)  # their user's limit has room now
         return done
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
@@ -448,7 +448,7 @@ class Session:
             except PolicyError:
                 self.book.rejections.update({each.job.id: each.reason for each in done})
                 raise
-            decided.ask_again_by(decision.ask_again_s)
+            decided.decide_by(decision.ask_again_s)
             decided.admissions = {**decided.admissions, **decision.admissions}
         for job in [self.jobs[job_id] for job_id in named if job_id in self.jobs]:
             decided.refuse(job, time_s)
@@ -476,7 +476,7 @@ class Session:
                 done, unplaced = [*done, *self._apply(Decision(targets), time_s)], None
             except NoPlaceError as error:
                 unplaced = error
-        self.decided.ask_again_by(self.decided.retry_s)
+        self.decided.decide_by(self.decided.retry_s)
         for job_id in decision.targets:
             self.decided.refuse(self.jobs[job_id], time_s)
         return done

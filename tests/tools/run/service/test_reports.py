@@ -15,8 +15,8 @@ from pliant.tools.run.service.reports import (
     Displaced,
     Idled,
     Lost,
-    Measured,
     MovedOff,
+    NewProgress,
     StartFailed,
     WorkerEvents,
     change_event,
@@ -87,7 +87,7 @@ def test_the_cost_of_a_checkpoint_counts_while_training_alone() -> None:
 def learned(log: RunLog, *, settled: bool = True, **measured: Any) -> dict[str, Any]:
     fields = {"job": "a", "attempt": 1, "generation": 1, "step": 3, "samples_done": 24.0, "global_batch": 8}
     own = {"schema": "pliant.progress/1", "gpus": 2, "epoch": 0, "rank": 0, **fields, **measured}
-    found = progress_event(Measured("a", Progress.model_validate(own), settled), log.jobs["a"], 9.0)
+    found = progress_event(NewProgress("a", Progress.model_validate(own), settled), log.jobs["a"], 9.0)
     assert (found.time, found.event, found.job, found.samples_done) == (9.0, "progress", "a", 24.0)
     return found.detail or {}
 

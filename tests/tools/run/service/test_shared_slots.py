@@ -173,9 +173,8 @@ def test_of_two_that_share_a_lost_node_one_goes_on_alone(tmp_path: Path, monkeyp
         world.end_loop(0)
         world.turn()
         assert world.loop is not None
-        assert {job_id: share.placement for job_id, share in world.loop.executor.held.items()} == {
-            "b": (("n0", 1),)
-        }
+        held = world.loop.executor.targets.allocations
+        assert {job_id: share.placement for job_id, share in held.items()} == {"b": (("n0", 1),)}
 
 
 def test_a_job_alone_again_stays_so_if_the_policy_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -184,7 +183,7 @@ def test_a_job_alone_again_stays_so_if_the_policy_fails(tmp_path: Path, monkeypa
         cancel(world.dirs.path, ["a"])
         world.turn_until(lambda: world.lines("release"))
         assert world.loop is not None
-        (held,) = world.loop.executor.held.values()
+        (held,) = world.loop.executor.targets.allocations.values()
         assert (held.job, held.gpus, held.beside) == ("b", 2, None)
         monkeypatch.setattr(Lucid, "decide", lambda *_: 1 / 0)
         world.ask("c", 1, 4000.0, low=1, high=1)

@@ -77,7 +77,10 @@ def test_a_start_is_in_the_log_or_is_not_made(world: World, monkeypatch: pytest.
         with pytest.raises(ServiceMissingError):
             loop.step()
     loop.executor.tick()
-    assert ([*loop.executor.held], [handle.job for handle in world.nodes.attempts]) == (["a"], ["a"])
+    assert ([*loop.executor.targets], [handle.job for handle in world.nodes.attempts]) == (
+        ["a"],
+        ["a"],
+    )
 
 
 def test_after_a_drain_nothing_gives_a_job_gpus(world: World) -> None:

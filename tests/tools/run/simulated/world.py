@@ -304,7 +304,10 @@ class World:
             return
         session, log = loop.session, loop.state.log
         assert log.origin_s is not None
-        given = {job_id: (held.placement, held.beside) for job_id, held in loop.executor.held.items()}
+        given = {
+            job_id: (held.placement, held.beside)
+            for job_id, held in loop.executor.targets.allocations.items()
+        }
         assert given == {job_id: seen for job_id, seen in placed(session).items() if seen[0]}
         assert placed(session) == {job_id: (job.placement, job.beside) for job_id, job in log.active.items()}
         events = on_clock(read_events(self.dirs.events), log.origin_s)

@@ -17,7 +17,7 @@ from pliant.tools.run.statedir import requests as spool
 from pliant.tools.run.statedir.directory import Account, StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
-from pliant.tools.run.statedir.requests import Order, Spool, requested, unheard
+from pliant.tools.run.statedir.requests import Order, Spool, requested, unrecorded
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
@@ -51,7 +51,7 @@ class Past(dict[str, JobLog]):
 def waiting(dirs: StateDir, log: RunLog | None = None, until_s: float = NOW_S) -> list[str]:
     log = log or RunLog()
     log.jobs = Past(log.jobs)
-    asked = unheard(Spool(dirs).requests(), log, until_s)
+    asked = unrecorded(Spool(dirs).requests(), log, until_s)
     return [f"cancel {it}" if isinstance(it, str) else f"submit {it.id}" for it in asked]
 
 

@@ -42,7 +42,7 @@ def test_preferences_are_done_and_a_settled_job_changes_its_size(tmp_path: Path)
 
     held = opened(tmp_path, 4, *jobs[:2], waits=1.0)
     assert decided(held, 0) == {"a": 1}, "an idle cluster is no choice"
-    assert (decided(held, 1), held.decided.ask_again_s) == ({"a": 1}, 60.0), (
+    assert (decided(held, 1), held.decided.due_s) == ({"a": 1}, 60.0), (
         "asked again when a may change its size"
     )
     # A job doubles or halves once it has settled.

@@ -144,7 +144,7 @@ def test_passes_keep_their_interval_and_starts_in_order_do_not():
     held = opened(Slurm(**FIFO | {"bf_interval_s": 30.0}), cluster(4), limited("run", 3, 100))
     joined(held, 0.0, limited("head", 4, 50, at=1))
     assert joined(held, 5.0, limited("short", 1, 50, at=2)) == {"run": 3}
-    assert held.decided.ask_again_s == 30.0
+    assert held.decided.due_s == 30.0
     assert decided(held, 30.0) == {"run": 3, "short": 1}
     held.end("run", 31.0)
     held.end("short", 31.0)
@@ -203,5 +203,5 @@ def test_the_lowest_priorities_are_preempted_where_needed():
     policy = Slurm(preempts="high>low", preempt_exempt_time_s=60.0)
     held = started(policy, cluster(1), job("a", labels=low, gpu_seconds=1e4))
     assert joined(held, 10.0, job("h", at=10.0, labels=high)) == {"a": 1}
-    assert held.decided.ask_again_s == 60.0
+    assert held.decided.due_s == 60.0
     assert decided(held, 60.0) == {"h": 1}

@@ -257,9 +257,9 @@ def test_the_most_important_job_is_next_and_rejections_make_room() -> None:
     held.policy.next = Decision(rejected={"a": "too late"})
     assert [each.step for each in held.decide(1.0)] == ["reject"]
     assert list(held.in_play) == ["b"]
-    assert held.decided.ask_again_s == pytest.approx(1.0)
-    assert held.decided.ask_again_s > 1.0, "a time that has passed is no wish"
-    assert steps(held, held.decided.ask_again_s, b=1) == [("b", "start")]
+    assert held.decided.due_s == pytest.approx(1.0)
+    assert held.decided.due_s > 1.0, "a time that has passed is no wish"
+    assert steps(held, held.decided.due_s, b=1) == [("b", "start")]
 
 
 def test_an_updated_job_keeps_its_place_within_its_limit() -> None:

@@ -194,7 +194,7 @@ def test_cooldowns_and_minimum_runs_keep_jobs_as_they_are() -> None:
 def test_a_kept_job_says_until_when_and_what_it_gives_waits() -> None:
     held = under("fair-share", ruled(2, cooldown=60), GROWS, job("b", at=10, low=1, high=4))
     assert sizes(held) == {"a": 2}
-    assert held.decided.ask_again_s == 60
+    assert held.decided.due_s == 60
     held.decide(60)
     assert sizes(held) == {"a": 1, "b": 1}
     # A place that a policy names may not become free.

@@ -221,15 +221,15 @@ def asks(**later: tuple[float | None, float | None]) -> type[Owned]:
 def test_the_first_to_be_asked_again_is_and_all_must_be_quiet(x: Any, y: Any, expected: object):
     held = world(cluster(4), TWO, policy=asks(x=x, y=y))
     comes(held, rigid("x", 2), rigid("y", 2), at=0.0)
-    assert (held.decided.ask_again_s, held.decided.quiet_until_s) == expected
+    assert (held.decided.due_s, held.decided.quiet_until_s) == expected
 
 
 def test_when_policies_are_asked_and_what_they_may_take() -> None:
     held = world(cluster(4), shares(32.0, x={}, y={}), policy=asks(x=(None, 1e6), y=(None, 1e6)))
     comes(held, rigid("x", 2), at=0.0)
-    assert (held.decided.ask_again_s, held.decided.quiet_until_s) == (None, 1e6)
+    assert (held.decided.due_s, held.decided.quiet_until_s) == (None, 1e6)
     comes(held, rigid("y", 2), at=10.0)
-    assert (held.decided.ask_again_s, held.decided.quiet_until_s) == (3610.0, 3610.0)
+    assert (held.decided.due_s, held.decided.quiet_until_s) == (3610.0, 3610.0)
 
     # Four of eight are not its own, though free.
     held = world(cluster(8), TWO, policy=says(targets={"x": Target(6)}))
@@ -252,7 +252,7 @@ def test_when_policies_are_asked_and_what_they_may_take() -> None:
 
     held = world(cluster(8), TWO, policy=owned(answer))
     assert comes(held, rigid("x", 4), rigid("y", 8), at=1.0) == {"y": "start"}
-    assert (held.decided.ask_again_s, held.decided.admissions) == (50.0, {"x": {"admitted": True}})
+    assert (held.decided.due_s, held.decided.admissions) == (50.0, {"x": {"admitted": True}})
 
 
 def says(**answer: Any) -> type[Owned]:

@@ -109,7 +109,7 @@ def submit_event(job: Job, time_s: float, detail: Mapping[str, Any] | None = Non
     return row_of(Submitted(time_s, job.id, stated={**(detail or {}), "job": moved}))
 
 
-def give_up_event(job_id: str, time_s: float, reason: str) -> Event:
+def abort_event(job_id: str, time_s: float, reason: str) -> Event:
     return row_of(Failed(time_s, job_id, 0, (), reason=reason))
 
 

@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Counts:
+class RunTotals:
     """What has happened since the log began."""
 
     submitted: int = 0
@@ -589,7 +589,7 @@ class RunLog:
     """Slots on which new workers died."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     """Slots that no job gets, or got for a while: see :meth:`out_of_service`."""
-    counts: Counts = field(default_factory=Counts)
+    counts: RunTotals = field(default_factory=RunTotals)
     entitled: dict[str, int] = field(default_factory=dict)
     """GPUs that teams were entitled to at the last decision; empty where the cluster is one pool."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)

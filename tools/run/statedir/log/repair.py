@@ -60,10 +60,10 @@ from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import (
     LogSnapshot,
     bytes_behind,
+    fold_into,
     is_past_of,
     read_snapshot,
     restoring,
-    take_up,
 )
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.session.quarantine import node_of
@@ -203,7 +203,7 @@ def _consistent(
     folding: list[Event] = []
     for event in events:
         try:
-            take_up(log, [(0, event)], "")
+            fold_into(log, [(0, event)], "")
         except BadInputError as error:
             said.append(f"dropped: {error.problems[0].message}")
         else:
@@ -266,7 +266,7 @@ def _begun(events: list[Event], dirs: StateDir) -> tuple[list[Event], list[str]]
     if not events:
         return [], []
     try:
-        take_up(log := RunLog(), [(1, events[0])], str(dirs.events))
+        fold_into(log := RunLog(), [(1, events[0])], str(dirs.events))
         if log.info is not None:
             return events, []
     except BadInputError:

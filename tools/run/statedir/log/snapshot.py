@@ -591,12 +591,12 @@ class LogView:
 
     def _read(self, *, to_the_end: bool) -> None:
         found = self._reader.read(to_the_end=to_the_end, until=self._until)
-        take_up(self.log, found, str(self._dirs.events))
+        fold_into(self.log, found, str(self._dirs.events))
         if self._events is not None:
             self._events += [event for _, event in found]
 
 
-def take_up(log: RunLog, events: Iterable[tuple[int, Event]], source: str) -> None:
+def fold_into(log: RunLog, events: Iterable[tuple[int, Event]], source: str) -> None:
     """Fold further events, given with their line numbers.
 
     :raises BadInputError: one does not say what the fold needs.

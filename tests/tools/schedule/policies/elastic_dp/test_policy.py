@@ -64,10 +64,10 @@ def test_sizes_change_at_intervals_that_ends_cut_short() -> None:
     held = begun(elastic("a"))
     assert sizes(held) == {"a": 8}
     assert joined(held, 100, elastic("b", at=100)) == {"a": 8}
-    assert held.decided.ask_again_s == 600
+    assert held.decided.due_s == 600
     assert held.explain(100)["b"].reason == "waits for the next scaling, in 500 s"
     assert decided(held, 600) == {"a": 7, "b": 1}
-    assert held.decided.ask_again_s is None, "nothing is left to look at"
+    assert held.decided.due_s is None, "nothing is left to look at"
     same_moment = joined(held, 600, elastic("c", at=600))
     assert same_moment == {"a": 6, "b": 1, "c": 1}, "whatever happens at the moment takes part"
     assert joined(held, 601, elastic("d", at=601)) == same_moment

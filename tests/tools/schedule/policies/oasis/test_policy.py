@@ -65,7 +65,7 @@ def test_a_job_gets_workers_from_the_next_slot_not_planned_full() -> None:
 
     held = bidding(bidder("a", 4, at=30.0))
     assert sizes(held) == {}
-    assert held.decided.ask_again_s == 100.0
+    assert held.decided.due_s == 100.0
     assert decided(held, 100.0) == {"a": 4}
 
     assert sizes(bidding(bidder("a", 4, at=9.0))) == {"a": 4}

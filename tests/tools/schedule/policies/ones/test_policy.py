@@ -43,8 +43,8 @@ def test_a_job_doubles_after_each_epoch_and_no_more_in_a_crowd() -> None:
     held, seen, time_s = opened(trainable("a", epochs=100)), [], 0.0
     for _ in range(5):
         seen.append((decided(held, time_s)["a"], batches(held)["a"]))
-        assert held.decided.ask_again_s is not None
-        time_s = held.decided.ask_again_s
+        assert held.decided.due_s is not None
+        time_s = held.decided.due_s
     assert seen == [(1, 32), (2, 64), (4, 128), (8, 256), (8, 256)]
     assert held.jobs["a"].reference_batch == 32, "the learning rate follows"
 
@@ -73,7 +73,7 @@ def test_an_update_waits_until_every_job_has_done_an_epoch():
     jobs = trainable("quick"), trainable("slow", samples=3000)
     held = opened(*jobs, gpus=2, update="all")
     assert decided(held, 0) == {"quick": 1, "slow": 1}
-    assert held.decided.ask_again_s == pytest.approx(30, rel=1e-3)
+    assert held.decided.due_s == pytest.approx(30, rel=1e-3)
     result = joined(held, 15, trainable("new", at=15, epochs=1))
     assert result == {"quick": 1, "slow": 1}, "quick has done an epoch, slow has not"
     assert 'once "slow" has done an epoch' in held.explain(15)["new"].reason
@@ -81,7 +81,7 @@ def test_an_update_waits_until_every_job_has_done_an_epoch():
 
     held = opened(*jobs)
     decided(held, 0)
-    assert held.decided.ask_again_s == pytest.approx(10, rel=1e-3)
+    assert held.decided.due_s == pytest.approx(10, rel=1e-3)
     assert decided(held, 10) == {"quick": 2, "slow": 1}
 
 
@@ -90,7 +90,7 @@ def test_idle_gpus_go_to_waiting_jobs_at_once_or_with_the_update(idle_gpus: str,
     held = opened(trainable("a"), idle_gpus=idle_gpus, update="all")
     decided(held, 0)
     assert joined(held, 5, trainable("b", at=5)) == expected
-    assert held.decided.ask_again_s == pytest.approx(10)
+    assert held.decided.due_s == pytest.approx(10)
     assert decided(held, 10) == {"a": 2, "b": 1}
 
 
@@ -114,17 +114,17 @@ def test_below_its_submitted_batch_a_job_waits_for_a_few_steps(below_submitted: 
     held, seen = opened(trainable("a", batch=SHRUNK), below_submitted=below_submitted), [0.0]
     for _ in range(2):
         held.decide(seen[-1])
-        seen.append(held.decided.ask_again_s or 0.0)
+        seen.append(held.decided.due_s or 0.0)
     assert seen[1:] == pytest.approx(ends)
     assert (decided(held, seen[-1]), batches(held)) == ({"a": 4}, {"a": 128})
-    assert held.decided.ask_again_s == pytest.approx(seen[-1] + 1000 / 340), "now it waits for an epoch"
+    assert held.decided.due_s == pytest.approx(seen[-1] + 1000 / 340), "now it waits for an epoch"
 
 
 def test_jobs_are_asked_after_an_epoch_and_shorter_ones_first() -> None:
     held = opened(trainable("a", batch=SHRUNK), gpus=2)
     held.decide(0)
     assert joined(held, 1, job("gang", gpus=2, at=1)) == {"a": 1}
-    assert held.decided.ask_again_s == pytest.approx(10)
+    assert held.decided.due_s == pytest.approx(10)
     # The shorter job gets the GPUs that both could use.
     held = opened(trainable("short", epochs=4), trainable("long", epochs=40), gpus=3)
     held.decide(0)

@@ -59,19 +59,19 @@ def test_the_shortest_gets_most_within_its_class() -> None:
 def test_while_a_job_waits_it_is_asked_again_at_the_next_end():
     # A start takes 30 s, 400 samples on 4 GPUs 100 s; GPUs that are left to a round would be idle.
     first = job("first", gpus=4, work={"samples": 400})
-    assert on_four(first).decided.ask_again_s is None
+    assert on_four(first).decided.due_s is None
     held = on_four(first, job("second", gpus=4, work={"samples": 4000}))
     assert sizes(held) == {"first": 4}
-    assert held.decided.ask_again_s == pytest.approx(130.0, abs=0.01)
+    assert held.decided.due_s == pytest.approx(130.0, abs=0.01)
     held.jobs["first"].report_progress(125.0, 390.0)
     held.decide(125.0)
-    assert held.decided.ask_again_s == pytest.approx(135.0, abs=0.01), "it may end later than expected"
+    assert held.decided.due_s == pytest.approx(135.0, abs=0.01), "it may end later than expected"
 
     held.jobs["first"].report_progress(200.0, 500.0)
     assert decided(held, 200.0) == {"first": 4}
-    assert held.decided.ask_again_s is None
+    assert held.decided.due_s is None
 
-    assert on_four(job("first", gpus=4), job("second", gpus=4)).decided.ask_again_s is None
+    assert on_four(job("first", gpus=4), job("second", gpus=4)).decided.due_s is None
 
 
 @pytest.mark.parametrize(("weight", "first"), [(1.4, "short"), (1.6, "heavy")])
