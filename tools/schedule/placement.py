@@ -16,12 +16,13 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState, Place
 
+K = TypeVar("K", bound=Hashable)
 _MANY: Final = 8
 """Nodes from which on it pays to move those that change alike together."""
 _MOST_KNOWN: Final = 1 << 12
@@ -41,31 +42,15 @@ class FreeGpus:
         self.nodes = nodes
         self._by_name = {node.name: node for node in nodes}
         self._index_of = {node.name: node.index for node in nodes}
-        self._names = [node.name for node in nodes]
         self._gpu_types = [node.gpu_type for node in nodes]
         self._free = [0] * len(nodes)
         # As the nodes say, in service: of many at once they are read faster here.
         self._gpus = [node.gpus for node in nodes]
-        self._types: dict[str, _Shelf] = {}
-        self._switches: dict[str, dict[str, _Shelf]] = {}
-        # By type and level, the lowest first: the shelf of each domain.
-        self._levels: dict[str, dict[str, dict[int, _Shelf]]] = {}
-        for node in nodes:
-            levels = self._levels.setdefault(node.gpu_type, {})
-            for level, domain in node.domains.items():
-                levels.setdefault(level, {}).setdefault(domain, _Shelf())
-            self._types.setdefault(node.gpu_type, _Shelf())
-            if node.switch is not None:
-                self._switches.setdefault(node.gpu_type, {}).setdefault(node.switch, _Shelf())
-        self._shelves = [self._shelves_of(node) for node in nodes]
-        # Whether neither switches nor levels part the nodes of a type.
-        self._is_flat = all(len(shelves) == 1 for shelves in self._shelves)
-        self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
+        self._topology = _Topology(nodes)
+        self.by_type: dict[str, int] = dict.fromkeys(self._topology.types, 0)
         # GPUs of the largest node of each type, up or down, in service or not.
         self._largest: dict[str, int] = {}
-        # Places on many nodes that were chosen before: large jobs often get the same nodes again. Keys are
-        # picks; of empty nodes, the GPUs and the nodes.
-        self._known: dict[tuple[object, ...], Place] = {}
+        self._places = _Places([node.name for node in nodes])
         # Indices of the nodes that are down.
         self._down: set[int] = set()
         for node in nodes:
@@ -74,15 +59,6 @@ class FreeGpus:
                 self._set(node, node.gpus)
             else:
                 self._down.add(node.index)
-
-    def _shelves_of(self, node: NodeState) -> tuple[_Shelf, ...]:
-        """Those that a node is on: of its type, its switch and its domains."""
-        levels = self._levels[node.gpu_type]
-        return (
-            self._types[node.gpu_type],
-            *([] if node.switch is None else [self._switches[node.gpu_type][node.switch]]),
-            *(levels[level][domain] for level, domain in node.domains.items()),
-        )
 
     @property
     def all_up(self) -> bool:
@@ -119,7 +95,9 @@ class FreeGpus:
 
     def hide(self, indices: Iterable[int]) -> NodeGpus:
         """Take all free GPUs of some nodes; ``give`` them back."""
-        hidden = tuple([(self._names[index], self._free[index]) for index in indices if self._free[index]])
+        hidden = tuple(
+            [(self.nodes[index].name, self._free[index]) for index in indices if self._free[index]]
+        )
         self.take(hidden)
         return hidden
 
@@ -171,14 +149,15 @@ class FreeGpus:
         for gpu_type in gpu_types:
             each = 1 if per_replica == 1 else self.on_one_node(per_replica, gpu_type)
             if self._usable(gpu_type, each) >= gpus:
-                shelf, flat = self._types[gpu_type], self._is_flat
-                if gpus > _MANY and flat and not keep and (place := self._of_empty_nodes(gpus, shelf, each)):
+                topology, places = self._topology, self._places
+                shelf, flat = topology.types[gpu_type], topology.is_flat
+                if gpus > _MANY and flat and not keep and (place := places.of_empty_nodes(gpus, shelf, each)):
                     return place
-                fresh = shelf.pick(gpus, each) if flat else self._fresh(gpus, shelf, gpu_type, each)
+                fresh = shelf.pick(gpus, each) if flat else topology.pick(gpus, gpu_type, each)
                 kept = self._around(gpus, gpu_type, keep, each) if keep else []
                 if kept and (stays or self._spread(kept) <= self._spread(fresh)):
                     fresh = kept
-                return self._named(sorted(fresh) if len(fresh) > 1 else fresh)
+                return places.named(sorted(fresh) if len(fresh) > 1 else fresh)
         return None
 
     def on_one_node(self, per_replica: int, gpu_type: str) -> int:
@@ -195,19 +174,7 @@ class FreeGpus:
         """A copy in which the GPUs of these placements are free, too."""
         other = copy.copy(self)
         other._free, other.by_type = list(self._free), dict(self.by_type)
-        other._types = {kind: shelf.copy() for kind, shelf in self._types.items()}
-        other._levels = {
-            kind: {
-                level: {domain: shelf.copy() for domain, shelf in shelves.items()}
-                for level, shelves in levels.items()
-            }
-            for kind, levels in self._levels.items()
-        }
-        other._switches = {
-            kind: {name: shelf.copy() for name, shelf in shelves.items()}
-            for kind, shelves in self._switches.items()
-        }
-        other._shelves = [other._shelves_of(node) for node in other.nodes]
+        other._topology = _Topology(self.nodes, self._topology)
         for placement in leaving:
             other.give(placement)
         return other
@@ -222,7 +189,7 @@ class FreeGpus:
         """
         each = self.on_one_node(per_replica, gpu_type)
         has_room = self._usable(gpu_type, each) >= gpus
-        return self._named(self._types[gpu_type].pick(gpus, each)) if has_room else ()
+        return self._places.named(self._topology.types[gpu_type].pick(gpus, each)) if has_room else ()
 
     def emptiest(self, gpus: int, gpu_type: str, *, per_replica: int = 1) -> NodeGpus:
         """GPUs of the nodes with most free, one after the other; of equal ones the first.
@@ -231,7 +198,7 @@ class FreeGpus:
         """
         each = self.on_one_node(per_replica, gpu_type)
         has_room = self._usable(gpu_type, each) >= gpus
-        return self._named(self._types[gpu_type].emptiest(gpus, each)) if has_room else ()
+        return self._places.named(self._topology.types[gpu_type].emptiest(gpus, each)) if has_room else ()
 
     def together(self, gpus: int, gpu_type: str, *, per_replica: int = 1) -> NodeGpus | None:
         """As :meth:`emptiest`; None if an empty cluster could do with fewer nodes."""
@@ -245,28 +212,7 @@ class FreeGpus:
 
     def _usable(self, gpu_type: str, each: int) -> int:
         """Free GPUs of a type, on each node as many as are a multiple of ``each``."""
-        return self.by_type.get(gpu_type, 0) if each == 1 else self._types[gpu_type].usable(each)
-
-    def _of_empty_nodes(self, gpus: int, shelf: _Shelf, each: int) -> Place | None:
-        """What :meth:`_Shelf.pick` finds where many empty nodes have just as many GPUs."""
-        indices = shelf.empty_nodes(gpus, each)
-        if len(indices) < _MANY:
-            return None
-        key = (gpus, *indices)
-        return self._known.get(key) or self._keep(key, [(index, gpus // len(indices)) for index in indices])
-
-    def _named(self, picks: _Picks) -> NodeGpus:
-        names = self._names
-        if len(picks) < _MANY:
-            return tuple([(names[index], count) for index, count in picks])
-        key = tuple(picks)
-        return self._known.get(key) or self._keep(key, picks)
-
-    def _keep(self, key: tuple[object, ...], picks: _Picks) -> Place:
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        place = self._known[key] = Place.of(self._names, picks)
-        return place
+        return self.by_type.get(gpu_type, 0) if each == 1 else self._topology.types[gpu_type].usable(each)
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
@@ -274,7 +220,7 @@ class FreeGpus:
         index = node.index
         before, self._free[index] = self._free[index], free
         self.by_type[node.gpu_type] += free - before
-        for shelf in self._shelves[index]:
+        for shelf in self._topology.of_node[index]:
             shelf.move(index, before, free)
 
     @staticmethod
@@ -319,15 +265,15 @@ class FreeGpus:
         """Nodes of one type that had one number of GPUs free have another."""
         frees, gpu_type = self._free, self._gpu_types[indices[0]]
         self.by_type[gpu_type] += (free - before) * len(indices)
-        self._types[gpu_type].move_all(indices, before, free, span)
+        self._topology.types[gpu_type].move_all(indices, before, free, span)
         if span is not None:
             frees[span] = [free] * len(indices)
         else:
             for index in indices:
                 frees[index] = free
-        if not self._is_flat:
+        if not self._topology.is_flat:
             for index in indices:
-                for shelf in self._shelves[index][1:]:
+                for shelf in self._topology.of_node[index][1:]:
                     shelf.move(index, before, free)
 
     def _spread(self, picks: _Picks) -> tuple[int, ...]:
@@ -336,63 +282,14 @@ class FreeGpus:
         domains = [len({node.domains[level] for node in nodes}) for level in nodes[0].domains]
         return *reversed(domains), len(nodes), len({node.switch for node in nodes})
 
-    def _fresh(self, gpus: int, shelf: _Shelf, gpu_type: str, each: int) -> _Picks:
-        if levels := self._levels[gpu_type]:
-            return self._under_levels(gpus, shelf, list(levels.items()), each)
-        switches: Mapping[str, _Shelf] | None = self._switches.get(gpu_type)
-        if switches and len(switches) > 1 and (needed := shelf.nodes_needed(gpus, each)) > 1:
-            fitting = [
-                (near.total, name)
-                for name, near in switches.items()
-                if near.usable(each) >= gpus and near.nodes_needed(gpus, each) == needed
-            ]
-            if fitting:
-                shelf = switches[min(fitting)[1]]
-        return shelf.pick(gpus, each)
-
-    def _under_levels(
-        self, gpus: int, shelf: _Shelf, levels: Sequence[tuple[str, Mapping[int, _Shelf]]], each: int
-    ) -> _Picks:
-        """A place in a domain of the lowest level that holds it."""
-        tightest = shelf.tightest(gpus)
-        if tightest is not None:
-            fits = [(near.total, name) for name, near in levels[0][1].items() if near.has(tightest)]
-            return levels[0][1][min(fits)[1]].pick(gpus, each)
-        for place, (level, domains) in enumerate(levels):
-            fitting = [
-                (near.nodes_needed(gpus, each), near.total, name)
-                for name, near in domains.items()
-                if near.total >= gpus and near.usable(each) >= gpus
-            ]
-            if fitting:
-                _, _, name = min(fitting)
-                below = levels[place - 1][1] if place else {}
-                parts = [part for low, part in below.items() if self.nodes[low].domains[level] == name]
-                return self._fewest(gpus, parts or [domains[name]], each).pick(gpus, each)
-        return self._fewest(gpus, list(levels[-1][1].values()), each).pick(gpus, each)
-
-    @staticmethod
-    def _fewest(gpus: int, domains: Sequence[_Shelf], each: int) -> _Shelf:
-        """The fewest of some domains that hold a job together: most free first, the last the best fit."""
-        left = [(near.usable(each), turn) for turn, near in enumerate(domains)]
-        left.sort(key=lambda item: (-item[0], item[1]))
-        turns: list[int] = []
-        for usable, turn in left:
-            if usable >= gpus:
-                turns.append(min((more, n) for more, n in left if more >= gpus and n not in turns)[1])
-                break
-            turns.append(turn)
-            gpus -= usable
-        return domains[turns[0]] if len(turns) == 1 else _Shelf.of(domains[turn] for turn in turns)
-
     def _around(self, gpus: int, gpu_type: str, keep: NodeGpus, each: int) -> _Picks:
         """The best place on the nodes held, and beyond them for what they lack; empty if none is held.
 
         Where the network has levels, the best of those in domains that have room for all of it, and of that
         anywhere; of equal ones the one with most of the GPUs held.
         """
-        anywhere = self._around_in(gpus, gpu_type, keep, each, self._types[gpu_type])
-        if not self._levels[gpu_type]:
+        anywhere = self._around_in(gpus, gpu_type, keep, each, self._topology.types[gpu_type])
+        if not self._topology.levels[gpu_type]:
             return anywhere
         own: dict[tuple[str, int], list[tuple[str, int]]] = {}
         for name, count in keep:
@@ -401,7 +298,7 @@ class FreeGpus:
                     own.setdefault(where, []).append((name, count))
         places = [anywhere]
         for (level, domain), held in own.items():
-            shelf = self._levels[gpu_type][level][domain]
+            shelf = self._topology.levels[gpu_type][level][domain]
             if shelf.usable(each) >= gpus:
                 places.append(self._around_in(gpus, gpu_type, held, each, shelf))
         before = {self._by_name[name].index: count for name, count in keep}
@@ -442,11 +339,129 @@ class FreeGpus:
         return picks
 
     def _extend(self, picks: _Picks, missing: int, shelf: _Shelf, each: int) -> _Picks:
-        used = self._named(picks)
+        used = self._places.named(picks)
         self.take(used)  # all that these nodes have, so that nothing of them is picked again
         more = shelf.pick(missing, each)
         self.give(used)
         return picks + more
+
+
+class _Places:
+    """Placements by their picks: large jobs often get the same nodes again."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        # Keys are picks; of empty nodes, the GPUs and the nodes.
+        self._known: dict[tuple[object, ...], Place] = {}
+
+    def named(self, picks: _Picks) -> NodeGpus:
+        names = self._names
+        if len(picks) < _MANY:
+            return tuple([(names[index], count) for index, count in picks])
+        key = tuple(picks)
+        return self._known.get(key) or self._keep(key, picks)
+
+    def of_empty_nodes(self, gpus: int, shelf: _Shelf, each: int) -> Place | None:
+        """What :meth:`_Shelf.pick` finds where many empty nodes have just as many GPUs."""
+        indices = shelf.empty_nodes(gpus, each)
+        if len(indices) < _MANY:
+            return None
+        key = (gpus, *indices)
+        return self._known.get(key) or self._keep(key, [(index, gpus // len(indices)) for index in indices])
+
+    def _keep(self, key: tuple[object, ...], picks: _Picks) -> Place:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        place = self._known[key] = Place.of(self._names, picks)
+        return place
+
+
+class _Topology:
+    """Shelves of the nodes of each type, and there of each switch and of each domain of the network.
+
+    :param source: shelves to copy; None: nodes are on none yet.
+    """
+
+    def __init__(self, nodes: Sequence[NodeState], source: _Topology | None = None) -> None:
+        self._nodes = nodes
+        self.types: dict[str, _Shelf] = {}
+        self._switches: dict[str, dict[str, _Shelf]] = {}
+        # By type and level, the lowest first: the shelf of each domain.
+        self.levels: dict[str, dict[str, dict[int, _Shelf]]] = {}
+        if source is not None:
+            self.types = _copied(source.types)
+            self._switches = {kind: _copied(shelves) for kind, shelves in source._switches.items()}
+            self.levels = {
+                kind: {level: _copied(shelves) for level, shelves in levels.items()}
+                for kind, levels in source.levels.items()
+            }
+        # By index of a node: the shelves that it is on, of its type, its switch and its domains.
+        self.of_node = [tuple(self._shelves_of(node)) for node in nodes]
+        # Whether neither switches nor levels part the nodes of a type.
+        self.is_flat = all(len(shelves) == 1 for shelves in self.of_node)
+
+    def _shelves_of(self, node: NodeState) -> Iterator[_Shelf]:
+        kind, levels = node.gpu_type, self.levels.setdefault(node.gpu_type, {})
+        yield self.types.setdefault(kind, _Shelf())
+        if node.switch is not None:
+            yield self._switches.setdefault(kind, {}).setdefault(node.switch, _Shelf())
+        for level, domain in node.domains.items():
+            yield levels.setdefault(level, {}).setdefault(domain, _Shelf())
+
+    def pick(self, gpus: int, gpu_type: str, each: int) -> _Picks:
+        """The most consolidated place; there must be enough free."""
+        shelf = self.types[gpu_type]
+        if levels := self.levels[gpu_type]:
+            return self._under_levels(gpus, shelf, list(levels.items()), each)
+        switches: Mapping[str, _Shelf] | None = self._switches.get(gpu_type)
+        if switches and len(switches) > 1 and (needed := shelf.nodes_needed(gpus, each)) > 1:
+            fitting = [
+                (near.total, name)
+                for name, near in switches.items()
+                if near.usable(each) >= gpus and near.nodes_needed(gpus, each) == needed
+            ]
+            if fitting:
+                shelf = switches[min(fitting)[1]]
+        return shelf.pick(gpus, each)
+
+    def _under_levels(
+        self, gpus: int, shelf: _Shelf, levels: Sequence[tuple[str, Mapping[int, _Shelf]]], each: int
+    ) -> _Picks:
+        """A place in a domain of the lowest level that holds it."""
+        tightest = shelf.tightest(gpus)
+        if tightest is not None:
+            fits = [(near.total, name) for name, near in levels[0][1].items() if near.has(tightest)]
+            return levels[0][1][min(fits)[1]].pick(gpus, each)
+        for place, (level, domains) in enumerate(levels):
+            fitting = [
+                (near.nodes_needed(gpus, each), near.total, name)
+                for name, near in domains.items()
+                if near.total >= gpus and near.usable(each) >= gpus
+            ]
+            if fitting:
+                _, _, name = min(fitting)
+                below = levels[place - 1][1] if place else {}
+                parts = [part for low, part in below.items() if self._nodes[low].domains[level] == name]
+                return _fewest(gpus, parts or [domains[name]], each).pick(gpus, each)
+        return _fewest(gpus, list(levels[-1][1].values()), each).pick(gpus, each)
+
+
+def _copied(shelves: Mapping[K, _Shelf]) -> dict[K, _Shelf]:
+    return {name: shelf.copy() for name, shelf in shelves.items()}
+
+
+def _fewest(gpus: int, domains: Sequence[_Shelf], each: int) -> _Shelf:
+    """The fewest of some domains that hold a job together: most free first, the last the best fit."""
+    left = [(near.usable(each), turn) for turn, near in enumerate(domains)]
+    left.sort(key=lambda item: (-item[0], item[1]))
+    turns: list[int] = []
+    for usable, turn in left:
+        if usable >= gpus:
+            turns.append(min((more, n) for more, n in left if more >= gpus and n not in turns)[1])
+            break
+        turns.append(turn)
+        gpus -= usable
+    return domains[turns[0]] if len(turns) == 1 else _Shelf.of(domains[turn] for turn in turns)
 
 
 class _Shelf:
