@@ -215,7 +215,7 @@ class Executor:
             with self._faults.of(job_id):
                 nodes = {slot.node for slot in gang.busy}
                 notice = self._notices.of(nodes)
-                gang.apply_notice(notice, now_s)
+                gang.stages.apply_notice(notice, now_s)
                 if notice is not None and now_s >= notice.stop_s:
                     name = min(nodes & late.keys())
                     self.stop(gang, f"node {name} {late[name]}")
@@ -397,7 +397,7 @@ class Executor:
             with self._faults.of(gang.handle.job):
                 self.stop(gang)
             with self._faults.of(gang.handle.job):
-                gang.kill(self._clock())
+                gang.stages.enter("kill", self._clock())
 
 
 class KillList:

@@ -17,7 +17,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain, islice
 from typing import ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
@@ -27,12 +27,12 @@ from pliant.tools.profile.torchrun.start import last_lines, last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import aborted, assignment_of, next_plan
-from pliant.tools.run.service.drain_notices import Notice
 from pliant.tools.run.service.endings import Ending, broken, judge
 from pliant.tools.run.service.members import GangMembers, Stage, Timeouts, WorkerFailure, slots_text
+from pliant.tools.run.service.stop_stages import StopStages
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress, ProgressFile
-from pliant.tools.run.statedir.contract.stacks import DUMP_GRACE_S, LastStacks
+from pliant.tools.run.statedir.contract.stacks import LastStacks
 from pliant.tools.run.statedir.log.worker_reports import Tail
 
 _TRACE_LINES: Final = 200
@@ -95,9 +95,7 @@ class Gang(ABC):
         told = Tail(handle.files.progress)
         for event in islice(chain.from_iterable(iter(told.read, [])), seen):
             self.settles(event)
-        self._stage: Stage | None = None
-        self._deadline_s = self._ask_s = float("inf")
-        self._notice: Notice | None = None
+        self.stages = StopStages(timeouts, partial(backend.stop, handle))
         self._at_break: tuple[UnitStatus, ...] = ()
         self._stacks = LastStacks(handle.files, lambda worker: str(members.slot(worker)))
         # Units to kill, and when: their workers are asked for their stacks before.
@@ -110,7 +108,7 @@ class Gang(ABC):
 
     @property
     def stopping(self) -> bool:
-        return self._stage is not None
+        return self.stages.stage is not None
 
     @property
     def ended(self) -> bool:
@@ -219,22 +217,11 @@ class Gang(ABC):
         """
         leaves = self._ask_to_leave()
         waits = bool(self.statuses) and all(status.queued for status in self.statuses)
-        self._enter("abort" if leaves and not waits else "term", now_s)
+        self.stages.enter("abort" if leaves and not waits else "term", now_s)
 
     @abstractmethod
     def _ask_to_leave(self) -> bool:
         """Ask the script to save and leave, beside the plan. Returns whether it can know of that."""
-
-    def kill(self, now_s: float) -> None:
-        self._enter("kill", now_s)
-
-    def apply_notice(self, notice: Notice | None, now_s: float) -> None:
-        """Leave by a time: it takes the place of the limits of a stop, be they shorter or longer."""
-        if notice == self._notice:
-            return
-        self._notice = notice
-        if self._stage is not None:
-            self._deadline_s = self._limit_s(self._stage, now_s)
 
     @as_its_user
     def watch(self, now_s: float) -> NextPlan | None:
@@ -245,21 +232,21 @@ class Gang(ABC):
         self._members.look()
         self._end_silent(now_s)
         self._end_lingering(now_s)
-        if self._stage is None and any(status.memory and status.code for status in self.statuses):
+        if not self.stopping and any(status.memory and status.code for status in self.statuses):
             self._at_break = self._plan_units()  # the others have no more, and a new one would not either
-            self._enter("term", now_s, self._timeouts.broken_s)
-        if self._stage is None and (found := self._plan_without_lost(now_s)) is not None:
-            return found
+            self.stages.enter("term", now_s, self._timeouts.broken_s)
+        if not self.stopping and (rest := self._plan_without_lost(now_s)) is not None:
+            return rest
         outcomes = self._members.outcomes()
-        if self._stage is None and broken(self._plan_units(), outcomes):
+        if not self.stopping and broken(self._plan_units(), outcomes):
             self._at_break = self._plan_units()
-            self._enter("term", now_s, self._timeouts.broken_s)
-        elif self._stage is None and any(found.outcome == "stopped" for found in outcomes.values()):
-            self._enter("abort", now_s)
-        elif now_s >= self._deadline_s:
+            self.stages.enter("term", now_s, self._timeouts.broken_s)
+        elif not self.stopping and any(each.outcome == "stopped" for each in outcomes.values()):
+            self.stages.enter("abort", now_s)
+        elif self.stages.is_due(now_s):
             self._keep_stacks()
-            self._enter("term" if self._stage == "abort" else "kill", now_s)
-        elif self._stage is not None and now_s >= self._ask_s:
+            self.stages.go_on(now_s)
+        elif self.stages.is_due_for_stacks(now_s):
             self._ask_for_stacks()
         return None
 
@@ -323,7 +310,7 @@ class Gang(ABC):
             at_break=self._at_break,
             words=lambda place: "" if removed else self._last_words(place),
             trace=self._last_lines,
-            sent=_SENT.get(self._stage or "abort", ""),
+            sent=_SENT.get(self.stages.stage or "abort", ""),
         )
         if found.samples_done is None:
             found = replace(found, samples_done=self._samples_done())
@@ -396,17 +383,3 @@ class Gang(ABC):
     @property
     def _running(self) -> set[int]:
         return {number for number, unit in enumerate(self.statuses) if unit.state == "running"}
-
-    def _limit_s(self, stage: Stage, now_s: float) -> float:
-        """When the next stage of a stop is due."""
-        if self._notice is not None and stage != "kill":
-            return max(now_s, self._notice.term_s if stage == "abort" else self._notice.over_s)
-        return now_s + self._timeouts.of(stage)
-
-    def _enter(self, stage: Stage, now_s: float, seconds: float | None = None) -> None:
-        self._stage = stage
-        until_s = self._limit_s(stage, now_s) if seconds is None else now_s + seconds
-        lasts_s = until_s - now_s
-        self._deadline_s, self._ask_s = until_s, now_s + max(lasts_s - DUMP_GRACE_S, lasts_s / 2)
-        if stage != "abort":
-            self._backend.stop(self.handle, "term" if stage == "term" else "kill")

@@ -65,7 +65,7 @@ class RigidGang(Gang):
 
     def _leaves(self) -> bool:
         taken = any(status.displaced for status in (*self._at_break, *self.statuses))
-        signalled = taken or self._stage in ("term", "kill")
+        signalled = taken or self.stages.stage in ("term", "kill")
         asked = taken or self.plan.abort
         return self._script.leaves(self.target.job, asked=asked, signalled=signalled)
 

@@ -193,7 +193,7 @@ def test_a_stop_without_anything_to_wait_for_signals_at_once(elastic: Scene, que
     """What waits in a queue has nothing to save, and the time of a notice may be over."""
     elastic.gang.statuses = (UnitStatus("running", queued=queued),) * 2
     if not queued:
-        elastic.gang.apply_notice(Notice(stop_s=10.0, term_s=20.0, over_s=26.0), 5.0)
+        elastic.gang.stages.apply_notice(Notice(stop_s=10.0, term_s=20.0, over_s=26.0), 5.0)
     elastic.stop(30.0)
     assert elastic.watch(30.0) == ["term"]
     assert elastic.watch(30.1) == (["term"] if queued else ["term", "kill"])
@@ -204,12 +204,12 @@ def test_a_notice_takes_the_place_of_the_usual_limits_of_a_stop(scene: Scene) ->
     scene.stop(100.0)
     soon, late = Notice(stop_s=105.0, term_s=120.0, over_s=126.0), Notice(400.0, 500.0, 530.0)
     for now_s in (110.0, 119.0):  # what is known already sets no other time
-        scene.gang.apply_notice(soon, now_s)
+        scene.gang.stages.apply_notice(soon, now_s)
         assert scene.watch(now_s) == []
     assert scene.watch(120.0, 125.9) == ["term"]
-    scene.gang.apply_notice(late, 125.9)
+    scene.gang.stages.apply_notice(late, 125.9)
     assert scene.watch(126.0, 529.9) == ["term"], "it has more time than without a notice, too"
-    scene.gang.apply_notice(None, 529.9)
+    scene.gang.stages.apply_notice(None, 529.9)
     assert scene.watch(559.8) == ["term"], "the node was resumed"
     assert scene.watch(559.9) == ["term", "kill"]
 
