@@ -79,20 +79,22 @@ def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Alloca
     """
     waiting = {job_id for job_id, job in log.active.items() if job.held or (job.retry.retry_s or 0.0) > now_s}
     out = (log.jobs.keys() - log.active.keys()) | waiting
-    found = {given.job: _on_open_nodes(given, log) for given in schedule.given() if given.job not in out}
-    return {job_id: given for job_id, given in found.items() if given is not None}
+    allocations = {
+        given.job: _on_open_nodes(given, log) for given in schedule.given() if given.job not in out
+    }
+    return {job_id: given for job_id, given in allocations.items() if given is not None}
 
 
 def _on_open_nodes(given: Allocation, log: RunLog) -> Allocation | None:
     """The allocation, or what its job holds already if the rest is on nodes that get no work now."""
     job = log.active.get(given.job)
-    held, wanted = {} if job is None else dict(job.placement), dict(given.placement)
+    held, given_gpus = {} if job is None else dict(job.placement), dict(given.placement)
     if not any(
         name in log.down or (name in log.drained and count > held.get(name, 0))
-        for name, count in wanted.items()
+        for name, count in given_gpus.items()
     ):
         return given
-    grows = all(name not in log.down and count <= wanted.get(name, 0) for name, count in held.items())
+    grows = all(name not in log.down and count <= given_gpus.get(name, 0) for name, count in held.items())
     return job.allocation if job is not None and held and grows else None
 
 
@@ -158,15 +160,15 @@ def _leaders(given: Mapping[str, Allocation], held: Mapping[str, Assignment]) ->
     Both name each other and the same nodes. The job that holds its slots already leads; if both or neither
     do, the first by id.
     """
-    found = {}
+    leaders = {}
     for job_id, allocation in given.items():
         other = given.get(allocation.beside or "")
         if other is not None and (other.beside, other.placement) == (job_id, allocation.placement):
             names = (job_id, other.job)
             first = min(names, key=lambda name: (not _stays(held.get(name), given[name]), name))
             if first != job_id:
-                found[job_id] = first
-    return found
+                leaders[job_id] = first
+    return leaders
 
 
 def _stays(before: Assignment | None, given: Allocation) -> bool:
@@ -285,8 +287,8 @@ def way_to(
     trained = set(trains.workers)
     if plan.generation > trains.generation and trained >= set(plan.workers):
         return None
-    wanted = set(target.slots)
-    stay = [member for member in plan.members if Slot.parse(member.slot) in wanted]
+    slots = set(target.slots)
+    stay = [member for member in plan.members if Slot.parse(member.slot) in slots]
     if not any(member.worker in trained for member in stay):
         return Relaunch("it keeps none of its slots")
     stay.sort(key=lambda member: member.worker not in trained)
@@ -302,12 +304,12 @@ def way_to(
 def companions(targets: Mapping[str, Assignment]) -> dict[str, str]:
     """Jobs that shall have the same slots as another job, each with that other."""
     first: dict[Slot, str] = {}
-    found: dict[str, str] = {}
+    company: dict[str, str] = {}
     for job_id, target in targets.items():
         other = first.setdefault(min(target.slots), job_id)
         if other != job_id and set(targets[other].slots) == set(target.slots):
-            found[job_id], found[other] = other, job_id
-    return found
+            company[job_id], company[other] = other, job_id
+    return company
 
 
 class SlotUse:

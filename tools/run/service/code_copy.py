@@ -235,14 +235,14 @@ def _remove(copies: Iterable[Path]) -> None:
 
 def _stamps(files: Path) -> dict[str, list[int]]:
     """The size and the time of the last change of each file, but for what Python has compiled."""
-    found = {}
+    stamps = {}
     for above, folders, names in os.walk(files):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 status = os.lstat(path := os.path.join(above, name))
-                found[os.path.relpath(path, files)] = [status.st_size, status.st_mtime_ns]
-    return found
+                stamps[os.path.relpath(path, files)] = [status.st_size, status.st_mtime_ns]
+    return stamps
 
 
 def _remove_unwritten(copies: Iterable[Path]) -> None:
@@ -254,8 +254,8 @@ def _remove_unwritten(copies: Iterable[Path]) -> None:
             known = None
         except (OSError, ValueError):
             known = {}
-        found = {} if known is None else _stamps(copy / _FILES)
-        if names := sorted(name for name, stamp in found.items() if stamp != known.get(name)):
+        stamps = {} if known is None else _stamps(copy / _FILES)
+        if names := sorted(name for name, stamp in stamps.items() if stamp != known.get(name)):
             text = "no job runs from it any more, and it stays, as these files are new or changed"
             _log.warning("%s: %s: %s: move them, then remove it", copy / _FILES, text, listed(names))
         else:

@@ -133,10 +133,10 @@ def units(
 
 def _secrets(job_dir: Path) -> list[str]:
     """The names of the job's secrets. The supervisor says what keeps it from reading them."""
-    found = {ENV_JOB_DIR: str(job_dir)}
+    secrets = {ENV_JOB_DIR: str(job_dir)}
     with contextlib.suppress(OSError, ValueError):
-        give_secrets(found)
-    return [name for name in found if name != ENV_JOB_DIR]
+        give_secrets(secrets)
+    return [name for name in secrets if name != ENV_JOB_DIR]
 
 
 def _unit(
@@ -186,7 +186,7 @@ def _code_order(job: Job) -> dict[str, Any]:
 
 def _for_supervisors(target: Assignment, attempt: int, first: int, user: str) -> list[dict[str, str]]:
     """What the supervisor of each unit is told: which files it is to write, and which code to record."""
-    job, rank, told = target.job, first, list[dict[str, str]]()
+    job, rank, orders = target.job, first, list[dict[str, str]]()
     opened: set[str] = set()
     looked_at: set[str] = set()
     for slots in groups_of(target):
@@ -209,8 +209,8 @@ def _for_supervisors(target: Assignment, attempt: int, first: int, user: str) ->
             own[ENV_CODE] = json.dumps(_code_order(job))
             looked_at.add(node)
         rank += workers
-        told.append(own)
-    return told
+        orders.append(own)
+    return orders
 
 
 def _names_rank(job: Job) -> bool:
@@ -366,13 +366,13 @@ def read_plan(job: JobDir) -> Plan | None:
 
 def copies(attempt: AttemptDir) -> list[Plan]:
     """The plans that an attempt ever had, oldest first, as far as they can be read."""
-    found = []
+    plans = []
     with own_files():
         for path in (attempt.kept or attempt.path).glob("plan-*.json"):
             with contextlib.suppress(BadInputError, UnreadableError):
                 if (plan := read_plan_of(path)) is not None:
-                    found.append(plan)
-    return sorted(found, key=lambda plan: plan.generation)
+                    plans.append(plan)
+    return sorted(plans, key=lambda plan: plan.generation)
 
 
 def last_generation(job: JobDir) -> int:

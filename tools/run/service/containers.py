@@ -103,8 +103,8 @@ def _tried(
     """
     python, *modules = needs or ("",)
     command = (python, "-c", _LOOK, *modules) if python else ("true",)
-    code, said = attempt(container, folder, command, dict(env))
-    error = next((line for line in said.splitlines() if line.startswith("ContainerError: ")), "")
+    code, output = attempt(container, folder, command, dict(env))
+    error = next((line for line in output.splitlines() if line.startswith("ContainerError: ")), "")
     if error:
         no_program = "executable file" in error
         if (_ELSEWHERE.search(error) and not fetched) or (no_program and not python):
@@ -112,11 +112,15 @@ def _tried(
         if no_program:
             return f"{container.image} has no {python}: install it there, or name another image"
         return error.removeprefix("ContainerError: ")
-    missing = next((line.split()[1:] for line in said.splitlines() if line.startswith("missing")), [])
+    missing = next((line.split()[1:] for line in output.splitlines() if line.startswith("missing")), [])
     if missing:
         needed = " and no ".join(missing)
         return f"{container.image} has no {needed}, which starts its workers: install it there"
-    return f"{container.image}: {said.strip().splitlines()[-1]}" if code and said.strip() and python else None
+    return (
+        f"{container.image}: {output.strip().splitlines()[-1]}"
+        if code and output.strip() and python
+        else None
+    )
 
 
 def attempt(

@@ -130,8 +130,10 @@ class Decisions:
     def admissions(self, origin_s: float) -> dict[str, dict[str, Any]]:
         """What the policy said of jobs that it admitted or rejected, by id; times on the log's clock."""
         return {
-            job_id: {name: value + origin_s if name == "end_s" else value for name, value in said.items()}
-            for job_id, said in self.session.decided.admissions.items()
+            job_id: {
+                name: value + origin_s if name == "end_s" else value for name, value in statement.items()
+            }
+            for job_id, statement in self.session.decided.admissions.items()
         }
 
     def schedule_of(self, done: Iterable[Transition], now_s: float) -> Schedule:

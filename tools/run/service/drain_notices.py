@@ -59,27 +59,27 @@ class Notices:
 
         Returns whether a notice came or went.
         """
-        found = {name: drain for name, drain in drains.items() if drain.until_s is not None}
-        if found == self._drains:
+        timed = {name: drain for name, drain in drains.items() if drain.until_s is not None}
+        if timed == self._drains:
             return False
         before, self.by_node = self.by_node, {}
-        for name, drain in found.items():
+        for name, drain in timed.items():
             until_s = drain.until_s or 0.0
             if name in before and self._drains.get(name) == drain:
                 self.by_node[name] = before[name]
             elif until_s > now_utc_s:
                 self.by_node[name] = Notice.of(drain, until_s, now_utc_s, now_s)
-        self._drains = found
+        self._drains = timed
         return True
 
     def of(self, nodes: Iterable[str]) -> Notice | None:
         """The notice for what runs on these nodes. Returns None if it may stay."""
-        found: Notice | None = None
+        first: Notice | None = None
         for name in nodes:
             notice = self.by_node.get(name)
             if notice is not None:
-                found = notice if found is None else found.and_also(notice)
-        return found
+                first = notice if first is None else first.and_also(notice)
+        return first
 
     def late(self, now_s: float) -> dict[str, str]:
         """Nodes that jobs have had time to leave in place, and why, as the end of a sentence."""

@@ -126,14 +126,14 @@ class ElasticGang(Gang):
         trained = frozenset(trains.workers)
         self._lifetimes.train({worker: self._members.slot(worker) for worker in trained}, now_s)
         newcomers = self._lifetimes.newcomers(trained, now_s)
-        said = {self.plan.workers[rank] for rank in self._members.outcomes_with(self._plan_units())}
-        lost = self._members.lost(trained, self._running | said, newcomers)
+        reported = {self.plan.workers[rank] for rank in self._members.outcomes_with(self._plan_units())}
+        lost = self._members.lost(trained, self._running | reported, newcomers)
         if not lost:
             return None
         left = [one for one in self.plan.members if one.worker not in lost]
         going_on = [one for one in left if one.worker in trained]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
-        if not going_on or said - lost or (on_gpus and lost & trained):
+        if not going_on or reported - lost or (on_gpus and lost & trained):
             return None
         slots = {worker: self._members.slot(worker) for worker in sorted(lost)}
         bad = self._lifetimes.mark_lost(slots, trained, self._reason_of, now_s)
@@ -154,8 +154,8 @@ class ElasticGang(Gang):
 
     def _reason_of(self, worker: int) -> str:
         """A worker's last error; empty if it has none, or only noticed the loss of another worker."""
-        said = self._members.message(worker)
-        if not said:
+        message = self._members.message(worker)
+        if not message:
             words = last_words(self.handle.files.worker_errors(worker))
-            said = words if ERROR_LINE.match(words) else ""
-        return "" if said.startswith(LOST_PEER) else said
+            message = words if ERROR_LINE.match(words) else ""
+        return "" if message.startswith(LOST_PEER) else message

@@ -186,13 +186,13 @@ def _ended_badly(unit: UnitStatus) -> bool:
     return unit.state != "running" and unit.code != 0
 
 
-def _by_first(found: WorkerOutcome, units: Sequence[UnitStatus], words: Callable[[int], str]) -> Ending:
+def _by_first(outcome: WorkerOutcome, units: Sequence[UnitStatus], words: Callable[[int], str]) -> Ending:
     """Rank 0 is done, unless its script exits with an error: ``sys.exit("diverged")``."""
     code = units[0].code if units else None
-    if found.exit_counts and code is not None and code > 0:
-        said = ": ".join(filter(None, (f"the script ended with exit code {code}", words(0))))
-        return Ending("failed", said)
-    return Ending("done", samples_done=found.samples_done)
+    if outcome.exit_counts and code is not None and code > 0:
+        reason = ": ".join(filter(None, (f"the script ended with exit code {code}", words(0))))
+        return Ending("failed", reason)
+    return Ending("done", samples_done=outcome.samples_done)
 
 
 def _by_codes(units: Sequence[UnitStatus], cause: str, *, elastic: bool, leaves: bool) -> Ending:
@@ -210,10 +210,10 @@ def broken(units: Sequence[UnitStatus], outcomes: Mapping[int, WorkerOutcome]) -
 
     A launcher that was killed after its worker's last word does not count.
     """
-    said = {rank for rank, outcome in outcomes.items() if outcome.outcome != "crashed"}
+    reported = {rank for rank, outcome in outcomes.items() if outcome.outcome != "crashed"}
     return any(
         unit.state == "exited" and unit.code is not None and unit.code > 0
-        if rank in said
+        if rank in reported
         else unit.state == "lost" or (unit.state == "exited" and unit.code != 0)
         for rank, unit in enumerate(units)
     ) or any(outcome.outcome == "crashed" for outcome in outcomes.values())

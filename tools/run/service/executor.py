@@ -268,8 +268,8 @@ class Executor:
         if not gang.ended:
             if not self.backend.in_place and any(status.noticed for status in gang.statuses):
                 self.stop(gang, "Slurm has announced the end of its job")
-            if (found := gang.watch(self._clock())) is not None:
-                self._launching.publish(gang, *found)
+            if (next_plan := gang.watch(self._clock())) is not None:
+                self._launching.publish(gang, *next_plan)
             yield from self._worker_reports(job_id, gang)
             return
         yield from self._losses(job_id, gang)

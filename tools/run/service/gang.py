@@ -92,8 +92,8 @@ class Gang(ABC):
         # Workers that were killed because they stood still.
         self._silenced = set[int]()
         self._reported_generation = plan.generation if self._members.trains() is None else 0
-        told = Tail(handle.files.progress)
-        for event in islice(chain.from_iterable(iter(told.read, [])), seen):
+        seen_events = Tail(handle.files.progress)
+        for event in islice(chain.from_iterable(iter(seen_events.read, [])), seen):
             self.settles(event)
         self.stages = StopStages(timeouts, partial(backend.stop, handle))
         self._at_break: tuple[UnitStatus, ...] = ()
@@ -173,9 +173,9 @@ class Gang(ABC):
 
     def settles(self, event: Event) -> bool:
         """Note a worker's event; returns whether the newest plan was in force then."""
-        found = typed(event)
-        if isinstance(found, Trained) and found.generation is not None:
-            self._reported_generation = max(self._reported_generation, found.generation)
+        report = typed(event)
+        if isinstance(report, Trained) and report.generation is not None:
+            self._reported_generation = max(self._reported_generation, report.generation)
         return self._reported_generation >= self.plan.generation
 
     @as_its_user
@@ -300,7 +300,7 @@ class Gang(ABC):
         self._backend.stop(self.handle, "kill")
         self._members.look()
         removed = not self.handle.files.plan(self.plan.generation).exists()
-        found = judge(
+        ending = judge(
             self._members.outcomes_with(self._plan_units()),
             self._plan_units(),
             ranks=len(self.plan.members),
@@ -312,16 +312,16 @@ class Gang(ABC):
             trace=self._last_lines,
             sent=_SENT.get(self.stages.stage or "abort", ""),
         )
-        if found.samples_done is None:
-            found = replace(found, samples_done=self._samples_done())
-        if removed and found.end == "failed":
-            found = replace(found, message=f"{found.message}; its folder was removed while it ran")
+        if ending.samples_done is None:
+            ending = replace(ending, samples_done=self._samples_done())
+        if removed and ending.end == "failed":
+            ending = replace(ending, message=f"{ending.message}; its folder was removed while it ran")
         killed = next((status.memory for status in self.statuses if status.memory and status.code), None)
-        if found.end == "failed" and killed is not None:
-            found = replace(found, message=f"{killed}{_MORE_MEMORY}", by_itself=True, is_final=True)
-        if found.message and self._stacks.kept is not None:
-            found = replace(found, message=f"{found.message}{self._stacks.words}")
-        return found
+        if ending.end == "failed" and killed is not None:
+            ending = replace(ending, message=f"{killed}{_MORE_MEMORY}", by_itself=True, is_final=True)
+        if ending.message and self._stacks.kept is not None:
+            ending = replace(ending, message=f"{ending.message}{self._stacks.words}")
+        return ending
 
     @abstractmethod
     def _samples_done(self) -> float | None:

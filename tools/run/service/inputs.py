@@ -163,23 +163,23 @@ class PreparedRun:
     def loop(self, state: State, *, follow: bool) -> Loop:
         """The loop, with its first decision made or taken over; the run's clock starts here."""
         if self.resumed:  # another run may have written it while this one waited for the lock
-            found = _own_schedule(self.options, self.dirs)
-            known = {job.id for job in found.jobs}
-            self.schedule = runnable(found, str(self.dirs.schedule), _home(found), known)
-        found = self.schedule
-        policy = make_policy(found.policy.name, found.policy.parameters)
-        throughput = throughput_for(_profile(found), found.cluster)
+            schedule = _own_schedule(self.options, self.dirs)
+            known = {job.id for job in schedule.jobs}
+            self.schedule = runnable(schedule, str(self.dirs.schedule), _home(schedule), known)
+        schedule = self.schedule
+        policy = make_policy(schedule.policy.name, schedule.policy.parameters)
+        throughput = throughput_for(_profile(schedule), schedule.cluster)
         if self.resumed:
             session = self._session(state, policy, throughput)
             self.executor.adopt(state.log)
         else:
-            session = session_from_schedule(found, policy, throughput)
-            self._begin(state, policy.traits.default_interval_s, policy.bounds_on(found.cluster))
+            session = session_from_schedule(schedule, policy, throughput)
+            self._begin(state, policy.traits.default_interval_s, policy.bounds_on(schedule.cluster))
         if policy.traits.packs and not self.executor.backend.shares_slots:
             _log.warning(
                 'policy "%s" packs jobs, and this backend gives a GPU to one: none share', policy.name
             )
-        known = {*session.jobs, *session.book.ended, *(verdict.job for verdict in found.rejected)}
+        known = {*session.jobs, *session.book.ended, *(verdict.job for verdict in schedule.rejected)}
         loop = self._loop(state, session, known, follow=follow)
         if self.resumed:
             loop.carry_on()
@@ -189,11 +189,13 @@ class PreparedRun:
 
     def reconciling(self, state: State) -> Loop:
         """The loop that makes this one schedule true; it asks no policy."""
-        found = self.schedule
+        schedule = self.schedule
         if not self.resumed:
             self._begin(state, None)
-        policy = make_policy(found.policy.name, found.policy.parameters)
-        session = session_for_run(policy, found.cluster, throughput_for(_profile(found), found.cluster))
+        policy = make_policy(schedule.policy.name, schedule.policy.parameters)
+        session = session_for_run(
+            policy, schedule.cluster, throughput_for(_profile(schedule), schedule.cluster)
+        )
         loop = self._loop(state, session, state.log.jobs.keys(), asks=False)
         loop.reconcile()
         return loop
@@ -202,33 +204,35 @@ class PreparedRun:
         self, state: State, session: Session, known: Set[str], *, asks: bool = True, follow: bool = False
     ) -> Loop:
         """A loop with this session, of which snapshots are made from now on; ``known`` jobs have arrived."""
-        found = self.schedule
-        origin_s = origin(found.time, self.clock(), state.log.origin_s)
-        basis = Basis.of(found.cluster, _profile(found), origin_s)
-        new = partial(session_for_run, session.policy, found.cluster, session.cluster.speeds.throughput)
+        schedule = self.schedule
+        origin_s = origin(schedule.time, self.clock(), state.log.origin_s)
+        basis = Basis.of(schedule.cluster, _profile(schedule), origin_s)
+        new = partial(session_for_run, session.policy, schedule.cluster, session.cluster.speeds.throughput)
         state.rebuilding = Rebuilding(basis, new)
         if not self.executor.backend.shares_slots:
             session.separate_all()
         return Loop(
-            *(state, found, session, self.executor),
+            *(state, schedule, session, self.executor),
             clock=self.clock,
             origin_s=origin_s,
             retries=self.options.retries,
             asks=asks,
             follow=follow,
-            ahead=[job for job in found.jobs if job.id not in known],
+            ahead=[job for job in schedule.jobs if job.id not in known],
         )
 
     def _session(self, state: State, policy: Policy, throughput: Throughput) -> Session:
-        found, source = self.schedule, str(self.dirs.events)
-        kept, events = state.history(Basis.of(found.cluster, _profile(found), state.log.origin_s or 0.0))
+        schedule, source = self.schedule, str(self.dirs.events)
+        kept, events = state.history(
+            Basis.of(schedule.cluster, _profile(schedule), state.log.origin_s or 0.0)
+        )
         session = session_from_events(
             events,
             policy,
-            found.cluster,
+            schedule.cluster,
             throughput,
-            CarriedOver.by(found),
-            seed=found.policy.seed,
+            CarriedOver.by(schedule),
+            seed=schedule.policy.seed,
             source=source,
             saved=kept,
         )
@@ -292,17 +296,17 @@ def _check_inputs(options: RunOptions, dirs: StateDir, log: RunLog) -> RunOption
         options = replace(options, preemptible=named.preemptible or "stated")
     if options.schedule is None:
         return options
-    found = read_schedule(options.schedule)
-    if log.info is not None and trace_hash(found.jobs) != log.info.trace_hash:
+    schedule = read_schedule(options.schedule)
+    if log.info is not None and trace_hash(schedule.jobs) != log.info.trace_hash:
         text = "holds a run that began with other jobs: name no schedule to go on with it, or another folder"
         raise UsageError(f"{options.state} {text}")
     return options
 
 
-def _check_policy(found: Schedule, source: str) -> None:
+def _check_policy(schedule: Schedule, source: str) -> None:
     """Refuse a schedule file whose policy is not here, or has other parameters."""
     try:
-        make_policy(found.policy.name, found.policy.parameters)
+        make_policy(schedule.policy.name, schedule.policy.parameters)
     except UsageError as error:
         raise BadInputError.one(source, str(error), pointer="/policy") from error
 
@@ -326,13 +330,15 @@ def _refuse_oracle(name: str) -> None:
 
 def _own_schedule(options: RunOptions, dirs: StateDir) -> Schedule:
     """The schedule that a run goes on with, under the policy that is asked for."""
-    found, question = read_schedule(dirs.schedule), options.question
-    found = found.model_copy(update={"cluster": found.cluster.with_preemptible(options.preemptible)})
+    schedule, question = read_schedule(dirs.schedule), options.question
+    schedule = schedule.model_copy(update={"cluster": schedule.cluster.with_preemptible(options.preemptible)})
     if question is None:
-        return found
-    policy = policy_for(question, _profile(found))
-    demand, forecast = question.predicts(found)
-    return found.model_copy(update={"policy": _use(question, policy), "demand": demand, "forecast": forecast})
+        return schedule
+    policy = policy_for(question, _profile(schedule))
+    demand, forecast = question.predicts(schedule)
+    return schedule.model_copy(
+        update={"policy": _use(question, policy), "demand": demand, "forecast": forecast}
+    )
 
 
 def _empty_schedule(options: RunOptions, question: Question, now_s: float) -> Schedule:

@@ -232,10 +232,10 @@ def runnable(schedule: Schedule, source: str, folder: Path, accepted: Collection
     """
     jobs = tuple(at_home(job, folder) for job in schedule.jobs)
     problems = [
-        found
+        problem
         for index, job in enumerate(jobs)
         if job.id not in accepted
-        for found in job_problems(job, source, f"/jobs/{index}")
+        for problem in job_problems(job, source, f"/jobs/{index}")
     ]
     problems += _allocation_problems(schedule, source)
     if problems:
@@ -276,14 +276,14 @@ def _obstacles(job: Job, *, looks: bool = True) -> dict[str, str]:
 
     :param looks: it is this account's, and its folder is looked at.
     """
-    found = {}
+    obstacles = {}
     if not job.command:
-        found["command"] = _NO_COMMAND
+        obstacles["command"] = _NO_COMMAND
     if looks and not os.path.isdir(job.workdir or "."):
-        found["workdir"] = f": no such folder: {job.workdir}"
+        obstacles["workdir"] = f": no such folder: {job.workdir}"
     if not looks and (text := foreign_container(job)):
-        found["container/runtime"] = f": {text}"
-    return found
+        obstacles["container/runtime"] = f": {text}"
+    return obstacles
 
 
 def foreign_container(job: Job) -> str:
@@ -295,16 +295,16 @@ def foreign_container(job: Job) -> str:
 
 def _unserved(job: Job) -> dict[str, str]:
     """What a job asks for and would not get; a job that was accepted earlier is started all the same."""
-    found = {}
+    unserved = {}
     if job.resources.ps:
-        found["resources/ps"] = " has parameter servers: it can be replayed, but not run"
+        unserved["resources/ps"] = " has parameter servers: it can be replayed, but not run"
     if (gpus := job.resources.worker.get("gpu", 1.0)) > 1:
-        found["resources/worker/gpu"] = f" needs {gpus:g} GPUs for each worker, which gets one"
+        unserved["resources/worker/gpu"] = f" needs {gpus:g} GPUs for each worker, which gets one"
     if job.changes_in_place and (gpus := job.gpus.per_replica) > 1:
-        found["gpus/per_replica"] = (
+        unserved["gpus/per_replica"] = (
             f" resizes replicas of {gpus} GPUs in place: it can be replayed, but not run"
         )
-    return found
+    return unserved
 
 
 def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:

@@ -188,14 +188,14 @@ class Loop:
 
     def begin(self) -> None:
         """Execute the schedule's own decision, right after which the session stands."""
-        now, found = self.clock(), self._schedule
+        now, schedule = self.clock(), self._schedule
         known = (*self.session.jobs.values(), *self.session.book.ended.values())
         submitted = [self._arrivals.submit_event(job) for job in sorted(known, key=lambda job: job.arrival)]
         self.session.book.rejections.clear()  # the schedule's own verdicts say so
-        rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in found.rejected]
+        rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in schedule.rejected]
         before = [self._schedules_decision(now), *submitted, *rejected]
-        given = {allocation.job: allocation for allocation in found.given()}
-        self._carry_out(self._change_to(found, given, now, before))
+        given = {allocation.job: allocation for allocation in schedule.given()}
+        self._carry_out(self._change_to(schedule, given, now, before))
         if self._decisions is not None:
             self._decisions.idle_limit.count(idle=self._idle)
 
@@ -213,8 +213,8 @@ class Loop:
         Requests come first, in the order in which ``pliant schedule --state`` saw them: the policy's state
         depends on that.
         """
-        found, log = self._schedule, self.state.log
-        self._poll_requests(self._origin_s + found.time)
+        schedule, log = self._schedule, self.state.log
+        self._poll_requests(self._origin_s + schedule.time)
         self.executor.adopt(log)
         self.executor.end_attempts(self._stopped)
         self._see_nodes()
@@ -223,13 +223,13 @@ class Loop:
         self._cancel(jobs_of_spent_arrays(log))
         self._cancel_unsatisfiable()
         now = self._looked_s = self.clock()
-        here = self._arrivals.arrive({allocation.job for allocation in found.allocations})
+        here = self._arrivals.arrive({allocation.job for allocation in schedule.allocations})
         self.state.record([self._schedules_decision(now), *here])
         self._arrivals.keep_for_later()
         now = self.clock()
-        rejected = [verdict for verdict in found.rejected if verdict.job in log.active]
+        rejected = [verdict for verdict in schedule.rejected if verdict.job in log.active]
         self.state.record(reject_event(verdict.job, now, verdict.reason) for verdict in rejected)
-        self._carry_out(self._change_to(found, startable(log, found, now), now))
+        self._carry_out(self._change_to(schedule, startable(log, schedule, now), now))
 
     # One turn.
 
@@ -293,7 +293,7 @@ class Loop:
 
     def _take(self, reports: Iterable[Report], since_s: float) -> bool:
         """Take up reports of different jobs, in one write to the log."""
-        found: list[tuple[str, Event]] = []
+        recorded: list[tuple[str, Event]] = []
         happened = False
         for report in reports:
             events: list[Event] = []
@@ -302,11 +302,11 @@ class Loop:
                     self._refine(report)
                 else:
                     events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
-            found += [(report.job_id, event) for event in events]
+            recorded += [(report.job_id, event) for event in events]
             happened |= not isinstance(report, WorkerEvents | NewProgress | Lost) and bool(events)
-        self._happen([event for _, event in found], [job_id for job_id, _ in found])
+        self._happen([event for _, event in recorded], [job_id for job_id, _ in recorded])
         at_epochs = self.session.policy.traits.decides_at_epochs
-        return happened or (at_epochs and any(event.event == EpochEnded.name for _, event in found))
+        return happened or (at_epochs and any(event.event == EpochEnded.name for _, event in recorded))
 
     def _see_nodes(self) -> bool:
         """Take jobs off nodes that went down, and record which went and came; returns whether any did."""
@@ -431,8 +431,8 @@ class Loop:
 
     def _put_ended_away(self) -> None:
         """Keep ended jobs as text, except those whose end the policy has not seen."""
-        unheard = {change.job.id for change in self.session.changes.entries if change.job is not None}
-        self._ended.put_away(self._ended.made() - unheard)
+        unseen = {change.job.id for change in self.session.changes.entries if change.job is not None}
+        self._ended.put_away(self._ended.made() - unseen)
 
     def _end_rejected(self, reason: str, now: float) -> None:
         """Reject the jobs that the policy rejected before it failed."""
@@ -465,20 +465,22 @@ class Loop:
         self._schedule_file.write(change.schedule)
         self.executor.targets.apply(change.steps)
 
-    def _complete(self, found: Schedule, seconds: float | None) -> Schedule:
+    def _complete(self, schedule: Schedule, seconds: float | None) -> Schedule:
         """A decision's schedule, with the jobs still to come."""
-        return found.model_copy(
+        return schedule.model_copy(
             update={
-                "jobs": (*found.jobs, *self._arrivals.ahead),
+                "jobs": (*schedule.jobs, *self._arrivals.ahead),
                 "profile": self._schedule.profile,
                 "decision_seconds": seconds,
             }
         )
 
     def _schedules_decision(self, now: float) -> Event:
-        found = self._schedule
-        name, once = label_of(found.policy.name), self._decisions is None
-        return decision_event(now, self._origin_s, name, found.decision_seconds, once=once, teams=found.teams)
+        schedule = self._schedule
+        name, once = label_of(schedule.policy.name), self._decisions is None
+        return decision_event(
+            now, self._origin_s, name, schedule.decision_seconds, once=once, teams=schedule.teams
+        )
 
     def _now(self) -> float:
         return self.clock() - self._origin_s

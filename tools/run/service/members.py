@@ -94,8 +94,8 @@ class GangMembers:
 
     def outcome(self, worker: int) -> WorkerOutcome | None:
         """What a worker wrote as its last act, as of the last look. Returns None if nothing."""
-        found = self._written(worker)
-        return None if found is None or found.goes_on else found
+        written = self._written(worker)
+        return None if written is None or written.goes_on else written
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
         """The outcomes of the newest plan's workers, by rank."""
@@ -107,24 +107,24 @@ class GangMembers:
         :param units: of the newest plan's workers.
         """
         clean = {rank for rank, unit in enumerate(units) if unit.state == "exited" and unit.code == 0}
-        found = {rank: self._written(self._workers[rank]) for rank in clean}
-        return self.outcomes() | {rank: each for rank, each in found.items() if each is not None}
+        written = {rank: self._written(self._workers[rank]) for rank in clean}
+        return self.outcomes() | {rank: each for rank, each in written.items() if each is not None}
 
     def _read_outcomes(self) -> dict[int, WorkerOutcome]:
-        found = {rank: self.outcome(worker) for rank, worker in enumerate(self._workers)}
-        return {rank: outcome for rank, outcome in found.items() if outcome is not None}
+        outcomes = {rank: self.outcome(worker) for rank, worker in enumerate(self._workers)}
+        return {rank: outcome for rank, outcome in outcomes.items() if outcome is not None}
 
     def _written(self, worker: int) -> WorkerOutcome | None:
         return self._folder.get(f"outcome {worker}", lambda: WorkerOutcome.read(self._files.outcome(worker)))
 
     def _has_trained(self, worker: int) -> bool:
         """Whether its training is over, so that it may have become another program (``exec``)."""
-        found = self._written(worker)
-        return found is not None and found.goes_on
+        written = self._written(worker)
+        return written is not None and written.goes_on
 
     def message(self, worker: int) -> str:
-        found = self.outcome(worker)
-        return "" if found is None else found.message
+        outcome = self.outcome(worker)
+        return "" if outcome is None else outcome.message
 
     def lost(self, trained: Set[int], running: Set[int], newcomers: Set[int] = frozenset()) -> set[int]:
         """Workers that are gone without a word, silent, cut off, or crashed before they trained.
@@ -132,16 +132,16 @@ class GangMembers:
         A crash in training is the script's fault and would hit the others, too, unless the worker is a
         newcomer.
         """
-        said = {self._workers[rank]: found.outcome for rank, found in self.outcomes().items()}
+        ends = {self._workers[rank]: found.outcome for rank, found in self.outcomes().items()}
         parted = {
             worker
-            for worker, end in said.items()
+            for worker, end in ends.items()
             if end == "cut_off" or (end == "crashed" and (worker not in trained or worker in newcomers))
         }
         return parted | {
             worker
             for worker in self._workers
-            if worker not in said
+            if worker not in ends
             and (
                 worker not in running
                 or (not self._has_trained(worker) and (worker in self._silent or self.life(worker) == "gone"))
@@ -199,9 +199,9 @@ class GangMembers:
         self._supervisor_beats.look([self._supervisors[worker] for worker in quiet], now_s)
         self._silent = frozenset(worker for worker in needed if self._is_silent(worker, timeouts))
         last_s = {worker: self._found_s.get(worker, float("-inf")) for worker in self._silent}
-        found = frozenset(worker for worker in last_s if now_s - last_s[worker] >= timeouts.dead_s)
-        self._found_s = {**last_s, **dict.fromkeys(found, now_s)}
-        return found
+        silent = frozenset(worker for worker in last_s if now_s - last_s[worker] >= timeouts.dead_s)
+        self._found_s = {**last_s, **dict.fromkeys(silent, now_s)}
+        return silent
 
     def in_doubt(self, timeouts: Timeouts) -> bool:
         """Whether a worker's last beat is long ago, but it was not watched for long enough since."""
@@ -225,9 +225,9 @@ class GangMembers:
             return []
         self._counted_s, limits = now_s, limits_s()
         self._idle_since_s = {unit: self._idle_since_s.get(unit, now_s) for unit in limits}
-        found = [unit for unit, since_s in self._idle_since_s.items() if now_s - since_s >= limits[unit]]
-        self._idle_since_s.update(dict.fromkeys(found, now_s))
-        return found
+        due = [unit for unit, since_s in self._idle_since_s.items() if now_s - since_s >= limits[unit]]
+        self._idle_since_s.update(dict.fromkeys(due, now_s))
+        return due
 
 
 @dataclass(frozen=True, slots=True)

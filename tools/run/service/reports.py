@@ -189,10 +189,10 @@ def report_events(
         return [row_of(SlotCleared(time_s, report.job_id, slot=str(slot))) for slot in report.slots]
     if isinstance(report, Lost):
         slots = [str(slot) for slot in report.slots]
-        said = Progressed(
+        loss = Progressed(
             *(time_s, report.job_id), attempt=report.attempt, reason=report.reason, lost_workers=slots
         )
-        return [row_of(said)]
+        return [row_of(loss)]
     job = refined(job, log.newest.get(report.job_id))
     match report.verdict.end:
         case "done":
@@ -267,18 +267,18 @@ def _without(
     return row_of(replace(event, setback=True, wait_seconds=wait_s, keys=("reason", "wait_seconds")))
 
 
-def idle_event(job_id: str, time_s: float, found: IdleJob) -> Event:
+def idle_event(job_id: str, time_s: float, idle: IdleJob) -> Event:
     """A job hardly uses its slots, or does so again."""
-    if not found.for_s:
+    if not idle.for_s:
         return row_of(Progressed(time_s, job_id, idle=Null.NULL))
-    return row_of(Progressed(time_s, job_id, warning=found.words, idle=found.used))
+    return row_of(Progressed(time_s, job_id, warning=idle.words, idle=idle.used))
 
 
-def straggler_event(time_s: float, found: Straggler) -> Event:
+def straggler_event(time_s: float, straggler: Straggler) -> Event:
     """A worker of a job is slower than others, or no longer."""
-    said: Slowness = {"slot": found.slot, "times": found.times if found.for_s else None}
-    warning = found.words if found.for_s else None
-    return row_of(Progressed(time_s, found.job_id, warning=warning, straggler=said))
+    slowness: Slowness = {"slot": straggler.slot, "times": straggler.times if straggler.for_s else None}
+    warning = straggler.words if straggler.for_s else None
+    return row_of(Progressed(time_s, straggler.job_id, warning=warning, straggler=slowness))
 
 
 def _leaves_slot(report: MovedOff, log: RunLog, time_s: float) -> list[Event]:
@@ -324,29 +324,29 @@ def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
     return replace(event, time=min(now_s, max(event.time, *told_s)))
 
 
-def worker_events(said: WorkerEvents, job: JobLog) -> list[Event]:
+def worker_events(report: WorkerEvents, job: JobLog) -> list[Event]:
     """What workers reported, as the log has it: with the attempt, and with the cost of the last change.
 
     For a change in place the workers say the cost: until then they trained on the former GPUs. The cost of a
     checkpoint counts only while training goes on, as for those that workers ``count``; for a stopping gang
     it is part of the cost of the change.
     """
-    change = job.attempt.change if said.settled else None
+    change = job.attempt.change if report.settled else None
     events: list[Event] = []
-    for event in map(typed, said.events):
+    for event in map(typed, report.events):
         if not isinstance(event, Trained):
             continue
         in_place, other = event.mechanism == "in place", event.other or {}
-        is_save = isinstance(event, Checkpointed) and (said.settled or event.count is not None)
-        is_measured = said.settled and change is None
+        is_save = isinstance(event, Checkpointed) and (report.settled or event.count is not None)
+        is_measured = report.settled and change is None
         step_s = _number(event.step_seconds) if is_measured else None
         known = replace(
             event,
-            job=said.job_id,
+            job=report.job_id,
             gpus=None,
             placement=None,
             overhead_seconds=event.overhead_seconds if in_place or is_save else None,
-            attempt=said.attempt,
+            attempt=report.attempt,
             observed=_observed(job, event.gpus, step_s),
             noise_scale=_number(event.noise_scale),
             step_seconds=None,
@@ -368,15 +368,15 @@ def _number(value: float | None) -> float | None:
 
 def progress_event(report: NewProgress, job: JobLog, time_s: float) -> Event:
     """What workers measured last, for the policy alone, on its clock."""
-    found = report.progress
-    step_s = found.step_seconds if report.settled and job.attempt.change is None else None
+    progress = report.progress
+    step_s = progress.step_seconds if report.settled and job.attempt.change is None else None
     return row_of(
         Progressed(
             *(time_s, job.job.id),
-            samples_done=found.samples_done,
-            loss=found.loss,
-            noise_scale=found.noise_scale,
-            observed=_observed(job, found.gpus, step_s),
+            samples_done=progress.samples_done,
+            loss=progress.loss,
+            noise_scale=progress.noise_scale,
+            observed=_observed(job, progress.gpus, step_s),
         )
     )
 

@@ -168,8 +168,8 @@ def release_nodes(state: Path, backend: str | None = None) -> int:
     if not dirs.cluster.exists():
         raise UsageError(f"{state} holds no run")
     cluster = read_cluster(dirs.cluster)
-    with State(state) as found:
-        return open_backend(backend or cluster.backend, cluster, dirs).release(found.log.over)
+    with State(state) as directory:
+        return open_backend(backend or cluster.backend, cluster, dirs).release(directory.log.over)
 
 
 def dry_run_text(options: RunOptions, *, resume: bool) -> str:

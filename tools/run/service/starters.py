@@ -118,13 +118,13 @@ def python_obstacle(job: Job) -> str | None:
     if (python := job.own_python) is None or job.launcher == "program" or job.container is not None:
         return None
     named = str(Path(job.workdir or ".") / python) if "/" in python else python
-    found = shutil.which(named, path=job.env.get("PATH"))
-    if found is None:
+    interpreter = shutil.which(named, path=job.env.get("PATH"))
+    if interpreter is None:
         return f"no such Python: {python}"
     alone = job.elastic == "none" and job.launcher != "torchrun" and not job.names_torchrun
-    if (alone and (job.gpus.requested == 1 or job.launcher == "python")) or _is_this(found):
+    if (alone and (job.gpus.requested == 1 or job.launcher == "python")) or _is_this(interpreter):
         return None
-    missing = _missing_in(found, job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
+    missing = _missing_in(interpreter, job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
     text = f"{python} has no {missing}, which starts its workers: install it there, or name another Python"
     return text if missing else None
 
@@ -206,9 +206,9 @@ def is_a_name(word: str) -> bool:
 
 
 def _with(job: Job, launcher: Launcher, command: tuple[str, ...]) -> Job:
-    found = job.model_copy(update={"launcher": launcher, "command": command})
-    found.model_fields_set.add("launcher")
-    return found
+    started = job.model_copy(update={"launcher": launcher, "command": command})
+    started.model_fields_set.add("launcher")
+    return started
 
 
 def _program(job: Job) -> _Program | None:
@@ -338,8 +338,8 @@ def _own_start(tree: ast.AST, modules: Iterable[str]) -> str | None:
     """What in a file starts its workers. Returns None if nothing does."""
     words = {word for node in ast.walk(tree) for word in _words(node)}
     by_torch = "torch.multiprocessing" in words or "torch.multiprocessing" in modules
-    if by_torch and (found := words & {"spawn", "start_processes"}):
-        return f"torch.multiprocessing.{min(found)}"
+    if by_torch and (starters := words & {"spawn", "start_processes"}):
+        return f"torch.multiprocessing.{min(starters)}"
     if "Process" in words and (by_torch or "multiprocessing" in modules):
         values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
         return "Process" if any(value in _MEETING for value in values) else None

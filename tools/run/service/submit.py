@@ -95,7 +95,7 @@ def submit(
     if by is None:
         listed = [settled(job)[0] for job in listed]
         check_runnable(listed, source, check_scripts=check_scripts)
-    elif problems := [found for job in listed for found in job_problems(job, source, looks=False)]:
+    elif problems := [problem for job in listed for problem in job_problems(job, source, looks=False)]:
         raise BadInputError(problems)
     dirs = StateDir(state.resolve())
     if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
@@ -231,7 +231,9 @@ def _check_new(
 
 def check_runnable(jobs: Iterable[Job], source: str, *, check_scripts: bool = True) -> None:
     """:raises BadInputError: a job could not be started from here, or its script is not one."""
-    if problems := [found for job in jobs for found in _problems(job, source, check_script=check_scripts)]:
+    if problems := [
+        problem for job in jobs for problem in _problems(job, source, check_script=check_scripts)
+    ]:
         raise BadInputError(problems)
 
 
@@ -250,10 +252,10 @@ def _user(dirs: StateDir, by: Account | None) -> str | None:
 
 
 def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
-    found = job_problems(job, source)
-    if not found and (obstacle := output_obstacle(job)) is not None:
-        found = [Problem(source, None, "/output", f'job "{job.id}": {obstacle}')]
-    return found if found or not check_script else _script_problems(job, source)
+    problems = job_problems(job, source)
+    if not problems and (obstacle := output_obstacle(job)) is not None:
+        problems = [Problem(source, None, "/output", f'job "{job.id}": {obstacle}')]
+    return problems if problems or not check_script else _script_problems(job, source)
 
 
 def check_scripts(jobs: Iterable[Job], source: str, *, folder: Path) -> None:
@@ -263,7 +265,7 @@ def check_scripts(jobs: Iterable[Job], source: str, *, folder: Path) -> None:
     :raises BadInputError: one is not there, or is not a Python script.
     """
     listed = (at_home(job, folder) for job in jobs if job.command)
-    if problems := [found for job in listed for found in _script_problems(job, source)]:
+    if problems := [problem for job in listed for problem in _script_problems(job, source)]:
         raise BadInputError(problems)
 
 
@@ -332,9 +334,9 @@ def free_id(base: str, known: Collection[str], endings: Iterable[str] = ("",)) -
     """A name, with a number if there is a job of that name, and of one of these endings, already."""
     endings, number = tuple(endings), 1
     while True:
-        found = base if number == 1 else f"{base}-{number}"
-        if not any(f"{found}{ending}" in known for ending in endings):
-            return found
+        free = base if number == 1 else f"{base}-{number}"
+        if not any(f"{free}{ending}" in known for ending in endings):
+            return free
         number += 1
 
 
@@ -361,10 +363,10 @@ def in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
 
 def _known_accounts_of(user: str, minute: int) -> list[str]:
     """:raises ServiceMissingError: Slurm's database does not answer."""
-    found = _accounts_of(user, minute)
-    if isinstance(found, str):
-        raise ServiceMissingError(f"which team {user} is in hangs on Slurm's accounts: {found}")
-    return found
+    accounts = _accounts_of(user, minute)
+    if isinstance(accounts, str):
+        raise ServiceMissingError(f"which team {user} is in hangs on Slurm's accounts: {accounts}")
+    return accounts
 
 
 @lru_cache(maxsize=1024)
@@ -388,11 +390,11 @@ def _accounts_of(user: str, _minute: int) -> list[str] | str:
 def _groups_of(account: str) -> list[str]:
     """Names of the UNIX groups of an account; none of one that is not known here."""
     try:
-        found = pwd.getpwnam(account)
+        entry = pwd.getpwnam(account)
     except KeyError:
         return []
     names = []
-    for group in os.getgrouplist(account, found.pw_gid):
+    for group in os.getgrouplist(account, entry.pw_gid):
         with contextlib.suppress(KeyError):
             names.append(grp.getgrgid(group).gr_name)
     return names
@@ -541,7 +543,7 @@ def _check_update(
     known |= {job.id: job for request in requests for job in request.jobs}
     known |= {job_id: log.jobs[job_id].job for job_id in job_ids if job_id in log.jobs}
     earlier = [(each.order.job, each.order.changes) for each in requests if each.order is not None]
-    found, problems = list[Job](), list[Problem]()
+    updated_jobs, problems = list[Job](), list[Problem]()
     for job_id in job_ids:
         job, source = known[job_id], f"job {job_id}"
         own = [made for whose, made in earlier if whose == job_id and made is not None]
@@ -556,12 +558,12 @@ def _check_update(
         except ValidationError as error:
             problems += problems_of(error, source)
         else:
-            found.append(job)
+            updated_jobs.append(job)
             problems += job_problems(job, source, looks=False)
     if problems:
         raise BadInputError(problems)
     if dirs.cluster.exists():
-        check_against(dirs, found, "update")
+        check_against(dirs, updated_jobs, "update")
 
 
 def order_nodes(

@@ -30,11 +30,11 @@ def with_variables(job: Job, asked: Sequence[str], here: Mapping[str, str]) -> J
     :param asked: ``NAME=VALUE``, ``NAME`` for its value here, ``all`` for every one here.
     :raises UsageError: one is not set here, or cannot be passed on.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for text in asked:
         name, stated, value = text.partition("=")
         if text == ALL:
-            found |= {
+            variables |= {
                 name: value
                 for name, value in child_environment(here, {}).items()
                 if _passes(name, value) and not (job.container is not None and name in OF_HOST)
@@ -44,10 +44,10 @@ def with_variables(job: Job, asked: Sequence[str], here: Mapping[str, str]) -> J
             raise UsageError(f"--env {text}: expected NAME, NAME=VALUE or {ALL}")
         if not stated and name not in here:
             raise UsageError(f"--env {name}: is not set here: set it, or say --env {name}=VALUE")
-        found[name] = value if stated else here[name]
-        if not _passes(name, found[name]):
+        variables[name] = value if stated else here[name]
+        if not _passes(name, variables[name]):
             raise UsageError(f"--env {name}: is no text of at most {LONGEST_TEXT:,} bytes")
-    return job.model_copy(update={"env": {**job.env, **found}}) if found else job
+    return job.model_copy(update={"env": {**job.env, **variables}}) if variables else job
 
 
 def hidden_values(names: Sequence[str], here: Mapping[str, str]) -> dict[str, str]:
@@ -85,8 +85,8 @@ def with_output(job: Job, output: str | None, error: str | None) -> Job:
 
     :raises UsageError: they name none.
     """
-    found = {"output": output, "error": error}
-    stated = {name: pattern for name, pattern in found.items() if pattern is not None}
+    patterns = {"output": output, "error": error}
+    stated = {name: pattern for name, pattern in patterns.items() if pattern is not None}
     for name, pattern in stated.items():
         if (fault := pattern_fault(pattern)) is not None:
             raise UsageError(f"--{name} {pattern}: {fault}")
@@ -129,9 +129,9 @@ def of_submitter(job: Job, here: Mapping[str, str]) -> Job:
     changed: dict[str, object] = {"env": {**small, **job.env}}
     if job.own_python is None and job.command and (python := active_python(here)) is not None:
         changed["python"] = python
-    found = job.model_copy(update=changed)
-    found.model_fields_set.update(changed)
-    return found
+    changed_job = job.model_copy(update=changed)
+    changed_job.model_fields_set.update(changed)
+    return changed_job
 
 
 def active_python(here: Mapping[str, str]) -> str | None:

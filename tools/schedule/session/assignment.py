@@ -407,12 +407,12 @@ class Demands:
         """Free GPUs of no use to the job: their node lacks what its workers need."""
         if not job.spec.resources.worker:
             return ()
-        found = []
+        hidden_gpus = []
         for index, node in enumerate(self._capacities.nodes):
             spare = free.free_on(node.name)
             if spare and (useless := spare - self.useful_on(job, index, spare)):
-                found.append((node.name, useless))
-        return tuple(found)
+                hidden_gpus.append((node.name, useless))
+        return tuple(hidden_gpus)
 
     def fits_without_gpus(self, index: int, demand: Amounts) -> bool:
         """Whether a node has room for one more job without GPUs.
@@ -447,18 +447,18 @@ class Demands:
             suits = chosen and gpus_of(chosen) == missing and up.issuperset(dict(chosen))
             if suits and all(self._room(name, demand, count) == count for name, count in chosen or ()):
                 return chosen
-        found = []
+        places = []
         constraint = self._capacities.constraint_of(job.spec)
         for index in self._server_nodes(demand) if missing else ():
             node, name = self._capacities.nodes[index], self._capacities.nodes[index].name
             if constraint is not None and not constraint.allows(node):
                 continue
             if name in up and (count := self._room(name, demand, missing)):
-                found.append((index, name, count))
+                places.append((index, name, count))
                 missing -= count
             if not missing:
                 break
-        return None if missing else tuple((name, count) for _, name, count in sorted(found))
+        return None if missing else tuple((name, count) for _, name, count in sorted(places))
 
     def _server_nodes(self, demand: Amounts) -> Sequence[int]:
         """Nodes without GPUs, most room first, so that jobs stay apart."""

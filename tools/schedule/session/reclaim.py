@@ -114,7 +114,7 @@ class Reclaim:
         held.update({owner: sum(claim.held.values()) for owner, claim in claims.items()})
         for claim in claims.values():
             free.subtract(claim.held)
-        found = []
+        updates = []
         for job in bound:
             owner, kind = self._shares.owner_of(job.spec), job.gpu_type or ""
             lacks = {
@@ -125,11 +125,11 @@ class Reclaim:
             borrows = held[owner] > math.ceil(own_part(entitled.get(owner)) - ROUNDING)
             helps = any(each != owner for each in lacks) and sum(lacks.values()) > free[kind]
             if job.id in more and borrows and helps:
-                found.append(AllocationUpdate(job.id, rest[job.id], None, job.servers))
+                updates.append(AllocationUpdate(job.id, rest[job.id], None, job.servers))
                 held[owner] -= more[job.id]
                 free[kind] += more[job.id]
                 self._bind(job, -more[job.id])
-        return found
+        return updates
 
     def _bind(self, job: JobState, gpus: int) -> None:
         if job.counts_gpus:
@@ -282,13 +282,13 @@ class Reclaim:
 
     def _lenders(self, kind: str) -> list[tuple[Owner, int]]:
         """Owners with jobs that wait for GPUs of their own, and how many they lack; most first."""
-        found = []
+        lenders = []
         for owner, claim in self.claims.items():
             of_own = math.ceil(self.entitled[owner].own - ROUNDING) - sum(claim.held.values())
             lacks = min(-self.over(owner, kind), of_own)
             if lacks > 0:
-                found.append((owner, lacks))
-        return sorted(found, key=lambda each: (-each[1], each[0]))
+                lenders.append((owner, lacks))
+        return sorted(lenders, key=lambda each: (-each[1], each[0]))
 
     def _shrink(self, over: dict[Owner, int], kind: str, cuts: dict[str, AllocationUpdate]) -> int:
         """Shrink elastic jobs, the largest first; returns the GPUs freed."""
@@ -344,7 +344,7 @@ class Reclaim:
                     straddles = job.gpus - self._freed_by(job, cuts) > borrowed[owner]
                     key = (straddles, not _resizable(job), -job.granted_s, job.id)
                     jobs.append((key, job, owner))
-        found = []
+        options = []
         for _, job, owner in sorted(jobs, key=lambda each: each[0]):
             if need <= 0:
                 break
@@ -354,9 +354,9 @@ class Reclaim:
             stops = [each for each in (job.id, job.beside) if each is not None]
             gained = more if gained_by is None else gained_by(stops)
             if gained:
-                found.append((more, [AllocationUpdate(each) for each in stops]))
+                options.append((more, [AllocationUpdate(each) for each in stops]))
                 need, borrowed[owner] = need - gained, borrowed[owner] - more
-        return found
+        return options
 
     def _freed_by(self, job: JobState, cuts: Mapping[str, AllocationUpdate]) -> int:
         return job.gpus - gpus_of(cuts[job.id].placement) if job.id in cuts else 0
@@ -378,23 +378,23 @@ class Reclaim:
         for owner, counts in held.items():
             if owner.team in taken:
                 taken[owner.team].update(counts)
-        found = {}
+        rooms_by_team = {}
         for team, gpus in taken.items():
             rules = self._shares.team(team)
             room: dict[str, float] = {kind: most - gpus[kind] for kind, most in rules.max.items()}
             most = math.inf if rules.borrows else math.floor(own[team] + ROUNDING)
             room[ANY_TYPE] = min(most, rules.max.get(ANY_TYPE, math.inf)) - sum(gpus.values())
-            found[team] = room
-        return found
+            rooms_by_team[team] = room
+        return rooms_by_team
 
     def update_declined(self, claims: Mapping[Owner, Claim], time_s: float) -> None:
         """Forget what was declined by jobs that have changed since."""
-        for (owner, kind), said in list(self.declined.items()):
+        for (owner, kind), offer in list(self.declined.items()):
             claim = claims.get(owner)
-            if claim is None or said.until_s <= time_s or claim.mark(kind) != said.mark:
+            if claim is None or offer.until_s <= time_s or claim.mark(kind) != offer.mark:
                 del self.declined[owner, kind]
             else:
-                claim.declined[kind] = said.gpus
+                claim.declined[kind] = offer.gpus
 
 
 class _Spare:

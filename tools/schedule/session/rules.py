@@ -36,17 +36,17 @@ class RuleBook:
         if not (rejected.keys() <= jobs.keys() and targets.keys() <= jobs.keys()):
             job_id = next(job_id for job_id in (*rejected, *targets) if job_id not in jobs)
             raise self._error(f'names "{job_id}", which is not an active job')
-        wanted = 0
+        needed = 0
         for job_id, target in targets.items():
             gpus, _, _, _, _, beside = target  # one look-up by name takes as long as all six this way
             if job_id in rejected:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
             if gpus:
-                wanted += gpus
+                needed += gpus
                 self._check_target(jobs[job_id], target, free, up_gpus)
             if beside is not None:
                 self._check_beside(jobs[job_id], target, decision, jobs)
-        if wanted > min(free.values(), default=0):  # else they are there, whatever their types
+        if needed > min(free.values(), default=0):  # else they are there, whatever their types
             self._check_totals(decision, jobs, free)
 
     def check_form(self, decision: Any) -> None:
@@ -69,8 +69,8 @@ class RuleBook:
                 raise self._error(f'rejects "{job_id}" with {_brief(reason)}, expected a reason in words')
         if type(admissions) is not dict and not _is(Mapping, admissions):
             raise self._error(f"returned {_brief(admissions)} as admissions, expected them by job")
-        for job_id, said in admissions.items():
-            self._check_said(job_id, said)
+        for job_id, statement in admissions.items():
+            self._check_said(job_id, statement)
 
     def _check_times(self, *times_s: float | None) -> None:
         for time_s in times_s:
@@ -84,14 +84,14 @@ class RuleBook:
         if not _is(Real, said.get("end_s", 0.0)):
             raise self._error(f"{what}, expected end_s in seconds")
 
-    def check_explained(self, found: object) -> None:
+    def check_explained(self, explanations: object) -> None:
         """Refuse what is not an explanation.
 
         :raises PolicyError: for the first thing found.
         """
-        if not isinstance(found, Mapping):
-            raise self._error(f"returned {_brief(found)} from explain, expected explanations by job")
-        for job_id, why in found.items():
+        if not isinstance(explanations, Mapping):
+            raise self._error(f"returned {_brief(explanations)} from explain, expected explanations by job")
+        for job_id, why in explanations.items():
             if not isinstance(why, Explanation):
                 raise self._error(f'explains "{job_id}" by {_brief(why)}, expected an Explanation')
 
@@ -141,9 +141,9 @@ class RuleBook:
             raise self._error(f'places "{job.id}" on several GPU types: {", ".join(sorted(map(str, types)))}')
 
     def _check_servers(self, job: JobState, gpus: int, servers: NodeGpus) -> None:
-        needed, found = servers_for(job.spec, gpus), gpus_of(servers)
-        if found != needed:
-            raise self._error(f'gives "{job.id}" {found} parameter servers, it needs {needed}')
+        needed, given = servers_for(job.spec, gpus), gpus_of(servers)
+        if given != needed:
+            raise self._error(f'gives "{job.id}" {given} parameter servers, it needs {needed}')
         names = [name for name, _ in servers]
         wrong = [name for name in names if name not in self._servers]
         if wrong or len(set(names)) < len(names):
@@ -186,7 +186,7 @@ class RuleBook:
         self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int]
     ) -> None:
         freed: dict[str | None, int] = {}
-        wanted: dict[str | None, int] = {}
+        by_type: dict[str | None, int] = {}
         named = {*decision.rejected, *decision.targets}
         for job_id in named:
             job = jobs[job_id]
@@ -194,11 +194,11 @@ class RuleBook:
                 freed[job.gpu_type] = freed.get(job.gpu_type, 0) + job.gpus
         for target in decision.targets.values():
             if target.gpus and target.beside is None:
-                wanted[target.gpu_type] = wanted.get(target.gpu_type, 0) + target.gpus
-        for gpu_type, gpus in wanted.items():
+                by_type[target.gpu_type] = by_type.get(target.gpu_type, 0) + target.gpus
+        for gpu_type, gpus in by_type.items():
             if gpu_type is not None and gpus > (free_then := free[gpu_type] + freed.get(gpu_type, 0)):
                 raise self._error(f'gives away {gpus} GPUs of type "{gpu_type}", {free_then} are free')
-        available, given = sum(free.values()) + sum(freed.values()), sum(wanted.values())
+        available, given = sum(free.values()) + sum(freed.values()), sum(by_type.values())
         if given > available:
             raise self._error(f"gives away {given} GPUs, {available} are free")
 

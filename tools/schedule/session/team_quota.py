@@ -154,10 +154,10 @@ class TeamQuota:
         return found
 
     def _by_type(self, counts: Mapping[int, int]) -> Counter[str]:
-        found = Counter[str]()
+        by_type = Counter[str]()
         for i, count in counts.items():
-            found[self._nodes[i].gpu_type] += count
-        return found
+            by_type[self._nodes[i].gpu_type] += count
+        return by_type
 
     def _deal_type(
         self,
@@ -237,18 +237,18 @@ class TeamQuota:
                 continue
             asked = True
             own = self._view(part, seen, jobs, self._changes(part, seen.time_s))
-            said = part.policy.decide(own, rng)
-            part.rules.check_form(said)
-            part.again_s, part.offered = said.ask_again_s, part.gpus()
-            part.rules.check(said, jobs, part.free.by_type, own.total_gpus)
-            targets = self._typed(said.targets, jobs, part.free.by_type)
+            decision = part.policy.decide(own, rng)
+            part.rules.check_form(decision)
+            part.again_s, part.offered = decision.ask_again_s, part.gpus()
+            part.rules.check(decision, jobs, part.free.by_type, own.total_gpus)
+            targets = self._typed(decision.targets, jobs, part.free.by_type)
             merged.targets = (
                 targets | merged.targets if owner in self.reclaim.first else merged.targets | targets
             )
-            merged.rejected |= said.rejected
-            admissions |= said.admissions
-            merged.ask_again_s = _earlier(merged.ask_again_s, said.ask_again_s)
-            quiet_s = min(quiet_s, -math.inf if said.quiet_until_s is None else said.quiet_until_s)
+            merged.rejected |= decision.rejected
+            admissions |= decision.admissions
+            merged.ask_again_s = _earlier(merged.ask_again_s, decision.ask_again_s)
+            quiet_s = min(quiet_s, -math.inf if decision.quiet_until_s is None else decision.quiet_until_s)
         merged.admissions = admissions
         merged.quiet_until_s = quiet_s if asked and quiet_s > -math.inf else None
         if self._shares.half_life_hours and len(mine) > 1:
@@ -271,7 +271,7 @@ class TeamQuota:
                 left[job.gpu_type or ""] += job.gpus
             if target.gpus and target.gpu_type is not None and target.beside is None:
                 left[target.gpu_type] -= target.gpus
-        found = dict(targets)
+        typed_targets = dict(targets)
         for job_id, target in targets.items():
             if not target.gpus or target.gpu_type or target.placement or target.beside:
                 continue
@@ -281,8 +281,8 @@ class TeamQuota:
             if able:
                 kind = min(able, key=lambda kind: (-rates[kind], kind != job.gpu_type, kind))
                 left[kind] -= target.gpus
-                found[job_id] = target._replace(gpu_type=kind)
-        return found
+                typed_targets[job_id] = target._replace(gpu_type=kind)
+        return typed_targets
 
     def leaves_room(self, jobs: Iterable[JobState], time_s: float, whole_at_s: float) -> bool:
         """Whether GPUs that their owner has left free are of use to another one.
@@ -320,13 +320,13 @@ class TeamQuota:
 
     def explain(self, seen: Snapshot) -> dict[str, Explanation]:
         """What the policy of each part says; for a job that waits, also how its owner stands."""
-        found: dict[str, Explanation] = {}
+        explanations: dict[str, Explanation] = {}
         for part, own in self._views(seen):
-            said = part.policy.explain(own)
-            part.rules.check_explained(said)
-            for job_id, why in said.items():
-                found[job_id] = self._of_owner(own, job_id, part.owner, why)
-        return found
+            statements = part.policy.explain(own)
+            part.rules.check_explained(statements)
+            for job_id, why in statements.items():
+                explanations[job_id] = self._of_owner(own, job_id, part.owner, why)
+        return explanations
 
     def _of_owner(self, own: Snapshot, job_id: str, owner: Owner, why: Explanation) -> Explanation:
         given, job = self.reclaim.entitled.get(owner), own.jobs.get(job_id)
@@ -346,10 +346,10 @@ class TeamQuota:
         return Explanation(text, why.needs_gpus)
 
     def reserved(self, seen: Snapshot) -> dict[str, Sequence[Reserved]]:
-        found: dict[str, Sequence[Reserved]] = {}
+        spans: dict[str, Sequence[Reserved]] = {}
         for part, own in self._views(seen):
-            found |= part.policy.reserved(own)
-        return found
+            spans |= part.policy.reserved(own)
+        return spans
 
     def _views(self, seen: Snapshot) -> Iterator[tuple[_TeamPart, Snapshot]]:
         mine = self._fit(seen.jobs, seen.free)
@@ -374,14 +374,14 @@ class TeamQuota:
             for owner, part in sorted(self._parts.items())
         ]
         declined = [
-            [*owner, kind, said.gpus, said.mark, None if said.until_s == math.inf else said.until_s]
-            for (owner, kind), said in sorted(self.reclaim.declined.items())
+            [*owner, kind, offer.gpus, offer.mark, None if offer.until_s == math.inf else offer.until_s]
+            for (owner, kind), offer in sorted(self.reclaim.declined.items())
         ]
         made_room = [[*owner, kind, mark] for (owner, kind), mark in sorted(self.reclaim.made_room.items())]
         if not declined and not made_room and all(each["state"] is None for each in states):
             return None
-        found = {"parts": states, "declined": declined}
-        return found | ({"made_room": made_room} if made_room else {})
+        state = {"parts": states, "declined": declined}
+        return state | ({"made_room": made_room} if made_room else {})
 
     @staticmethod
     def has_states(state: Any) -> bool:
@@ -453,19 +453,19 @@ def _pick(
     need: int, spare: Mapping[int, int], held: Mapping[int, int], nodes: Sequence[NodeState]
 ) -> dict[int, int]:
     """Free GPUs for one owner: on its own nodes, then whole nodes, then where they fit best."""
-    found: dict[int, int] = {}
+    picked: dict[int, int] = {}
     for i in sorted(held, key=lambda i: (-held[i], i)):
         if need and (count := min(need, spare.get(i, 0))):
-            found[i] = count
+            picked[i] = count
             need -= count
-    left = {i: count for i, count in spare.items() if i not in found}
+    left = {i: count for i, count in spare.items() if i not in picked}
     for i, count in sorted(left.items(), key=lambda item: (-item[1], item[0])):
         if count == nodes[i].gpus and count <= need:
-            found[i] = left.pop(i)
+            picked[i] = left.pop(i)
             need -= count
     while need and left:
         fitting = [i for i, count in left.items() if count >= need]
         i = min(fitting, key=lambda i: (left[i], i)) if fitting else max(left, key=lambda i: (left[i], -i))
-        found[i] = min(need, left.pop(i))
-        need -= found[i]
-    return found
+        picked[i] = min(need, left.pop(i))
+        need -= picked[i]
+    return picked

@@ -122,8 +122,8 @@ def reject_event(
     job_id: str, time_s: float, reason: str, admission: Mapping[str, Any] | None = None
 ) -> Event:
     """A job is turned away. ``admission``: what the policy says of it beside the reason."""
-    said = dict(admission) if admission else None
-    return row_of(Rejected(time_s, job_id, 0, (), reason=reason, admission=said))
+    statement = dict(admission) if admission else None
+    return row_of(Rejected(time_s, job_id, 0, (), reason=reason, admission=statement))
 
 
 def cancel_event(job_id: str, time_s: float, reason: str = "", *, by: Account | None = None) -> Event:

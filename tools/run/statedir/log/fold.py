@@ -551,10 +551,10 @@ class LeftOut:
 
 
 def _entitled(teams: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    found = Counter[str]()
+    entitled = Counter[str]()
     for each in teams:
-        found[str(each["team"])] += int(each["entitled"])
-    return found
+        entitled[str(each["team"])] += int(each["entitled"])
+    return entitled
 
 
 @dataclass(slots=True)

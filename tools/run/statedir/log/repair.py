@@ -113,11 +113,11 @@ def mend(dirs: StateDir) -> list[str]:
     """As :func:`repair`; the caller holds the lock."""
     data = dirs.events.read_bytes()
     lines = list(read_each(data, str(dirs.events)))
-    said = [text for line in lines for text in _said(line)]
+    words = [text for line in lines for text in _said(line)]
     snapshot = read_snapshot(dirs)
     short = bytes_behind(dirs) - len(data)
     kept, more = _consistent([line for line in lines if line.event is not None], dirs, snapshot)
-    if not said and not more:
+    if not words and not more:
         if (snapshot is not None and snapshot.place.is_in(dirs.events)) or not dirs.snapshot.exists():
             return [f"{dirs.events} is whole: there is nothing to repair"]
         why = "is of another log"
@@ -134,7 +134,7 @@ def mend(dirs: StateDir) -> list[str]:
     atomic_write(copy, data, mode=PRIVATE)
     atomic_write(dirs.events, LOG_HEADER + sealed_lines(kept, FIRST)[0])
     dirs.snapshot.unlink(missing_ok=True)  # it is of the log as it was, which has all that it knows now
-    return [*said, *more, f"{dirs.events} holds {len(kept)} events now; the damaged log is kept as {copy}"]
+    return [*words, *more, f"{dirs.events} holds {len(kept)} events now; the damaged log is kept as {copy}"]
 
 
 def read_each(data: bytes, source: str) -> Iterator[LogLine]:
@@ -154,14 +154,14 @@ def read_each(data: bytes, source: str) -> Iterator[LogLine]:
         elif link is not None and wrong == OUT_OF_ORDER and line in seen:
             yield LogLine(number, wrong=_described(line, "the line is there twice"))
         else:
-            found = _judged(number, body, source)
-            if found.event is None and not found.wrong:
+            judged = _judged(number, body, source)
+            if judged.event is None and not judged.wrong:
                 seals.restart()
                 continue
             seen.add(line)
             own = None if link is None else link.decode()
             follows = None if link is None else followed_by(line).decode()
-            yield LogLine(number, found.event, found.wrong, wrong == OUT_OF_ORDER, own, follows)
+            yield LogLine(number, judged.event, judged.wrong, wrong == OUT_OF_ORDER, own, follows)
 
 
 def _judged(number: int, body: bytes, source: str) -> LogLine:
@@ -178,9 +178,9 @@ def _judged(number: int, body: bytes, source: str) -> LogLine:
 
 def _described(line: bytes, why: str) -> str:
     """Why a line is dropped, and what it seems to have been."""
-    found = _WORD.findall(line)
-    words = dict(reversed(found))
-    more = sum(name == b"event" for name, _ in found) > 1
+    matches = _WORD.findall(line)
+    words = dict(reversed(matches))
+    more = sum(name == b"event" for name, _ in matches) > 1
     what = f"a {words[b'event'].decode()!r} event" if b"event" in words else "a line"
     whose = f" of job {words[b'job'].decode()}" if b"job" in words else ""
     return f"{why}; it looks like {what}{whose}{' and at least one more event' if more else ''}"
@@ -198,19 +198,19 @@ def _consistent(
 ) -> tuple[list[Event], list[str]]:
     """The events that fold to one state, and what was done for that."""
     events, back = _restored(lines, snapshot)
-    events, said = _begun(events, dirs)
+    events, words = _begun(events, dirs)
     log = RunLog()
     folding: list[Event] = []
     for event in events:
         try:
             fold_into(log, [(0, event)], "")
         except BadInputError as error:
-            said.append(f"dropped: {error.problems[0].message}")
+            words.append(f"dropped: {error.problems[0].message}")
         else:
             folding.append(event)
     nodes = log.info.cluster.expanded() if log.info is not None else ()
     kept, more = fit_together(folding, {node.name: node.gpus for node in nodes})
-    return kept, [*back, *said, *more]
+    return kept, [*back, *words, *more]
 
 
 def _restored(lines: Sequence[LogLine], snapshot: LogSnapshot | None) -> tuple[list[Event], list[str]]:
@@ -236,8 +236,8 @@ def _restored(lines: Sequence[LogLine], snapshot: LogSnapshot | None) -> tuple[l
         return events, []
     jobs = {event.job for event in back if event.job is not None}
     about = f" about {counted(len(jobs), 'job')}" if jobs else ""
-    said = f"written back from the snapshot: {counted(len(back), 'event')}{about}"
-    return [*before, *lost, *after], [said]
+    words = f"written back from the snapshot: {counted(len(back), 'event')}{about}"
+    return [*before, *lost, *after], [words]
 
 
 def _place_of(lines: Sequence[LogLine], snapshot: LogSnapshot) -> int:

@@ -189,10 +189,10 @@ def _encoded(job: JobLog) -> bytes:
 
 def spec_on_clock(log: RunLog, job_id: str, origin_s: float) -> Job:
     """A job with its submit time on a session's clock."""
-    found = log.jobs[job_id]
+    record = log.jobs[job_id]
     if not origin_s:
-        return found.job
-    return found.job.model_copy(update={"submit_time": max(0.0, found.submitted_s - origin_s)})
+        return record.job
+    return record.job.model_copy(update={"submit_time": max(0.0, record.submitted_s - origin_s)})
 
 
 def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding) -> int:
@@ -266,15 +266,15 @@ def restoring(events: Iterable[Event], known: RunLog) -> list[Event]:
     """The events that lead a log, a past of ``known``, to that; empty if its own do so already."""
     before = [*events]
     log, at_s = fold(before), known.last_s
-    found: list[Event] = []
+    events_lost: list[Event] = []
     for part in (_begin, _come_and_end, _take_away, _open, _give, _close, _order, _report):
         more = list(part(log, known, at_s))
         for event in more:
             log.add(event)
-        found += more
+        events_lost += more
     if (rest := _rest(log, known)) is not None:
-        found.append(rest)
-    return found
+        events_lost.append(rest)
+    return events_lost
 
 
 def _begin(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
@@ -289,10 +289,10 @@ def _come_and_end(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job_id, job in known.jobs.items():
         if job_id not in log.jobs:
             work = job.total_samples
-            said: dict[str, Any] = {"samples": work} if work is not None and math.isfinite(work) else {}
+            detail: dict[str, Any] = {"samples": work} if work is not None and math.isfinite(work) else {}
             if job.uid is not None:
-                said["uid"] = job.uid
-            yield submit_event(job.job, job.submitted_s, said)
+                detail["uid"] = job.uid
+            yield submit_event(job.job, job.submitted_s, detail)
     ended = (job for job_id, job in known.jobs.items() if job.ended and not _ended(log, job_id))
     for job in sorted(ended, key=lambda job: (job.ended_s or 0.0, job.job.id)):
         ended_s = at_s if job.ended_s is None else job.ended_s
@@ -368,8 +368,8 @@ def _close(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
             yield row_of(NodeDown(at_s, node=node, reason=why))
     for node, drain in sorted(known.drained.items()):
         if _words(log.drained.get(node)) != _words(drain):
-            said = Drained(at_s, node=node, user=drain.user, reason=drain.reason, now=drain.now)
-            yield row_of(replace(said, until=drain.until_s))
+            drained = Drained(at_s, node=node, user=drain.user, reason=drain.reason, now=drain.now)
+            yield row_of(replace(drained, until=drain.until_s))
 
 
 def _words(drain: Drain | None) -> tuple[object, ...] | None:
@@ -524,8 +524,8 @@ class LogView:
     @property
     def in_snapshot(self) -> tuple[int, int]:
         """How many bytes of the log its snapshot covers, and the snapshot's own size."""
-        found = self._snapshot
-        return (0, 0) if found is None else (found.place.bytes, found.size)
+        snapshot = self._snapshot
+        return (0, 0) if snapshot is None else (snapshot.place.bytes, snapshot.size)
 
     def history(
         self, basis: Basis, now_s: float | None = None
@@ -543,8 +543,8 @@ class LogView:
             kept = None
         if events is None or (kept is None and self._snapshot is not None):
             place = self._snapshot.place if self._snapshot is not None and kept is not None else LogPlace()
-            found = LogReader(self._dirs.events, place).read(to_the_end=True, until=self._until)
-            events = [event for _, event in found]
+            numbered = LogReader(self._dirs.events, place).read(to_the_end=True, until=self._until)
+            events = [event for _, event in numbered]
         return kept, on_clock(events, basis.origin_s)
 
     def forget(self) -> None:
@@ -555,15 +555,15 @@ class LogView:
         self.log, place = RunLog(), LogPlace()
         self._events = None if self._events is None else []
         self._lost = []
-        found = read_snapshot(self._dirs)
-        fits = found is not None and found.place.is_in(self._dirs.events)
-        if fits and found is not None and self._until is not None and found.place.bytes > self._until:
-            found = None  # it was made after the moment that is looked at
-        self._snapshot = found if fits else None
-        if found is not None and fits:
-            self.log, place = found.log, found.place
+        snapshot = read_snapshot(self._dirs)
+        fits = snapshot is not None and snapshot.place.is_in(self._dirs.events)
+        if fits and snapshot is not None and self._until is not None and snapshot.place.bytes > self._until:
+            snapshot = None  # it was made after the moment that is looked at
+        self._snapshot = snapshot if fits else None
+        if snapshot is not None and fits:
+            self.log, place = snapshot.log, snapshot.place
         self._reader = LogReader(self._dirs.events, place)
-        return None if fits else found
+        return None if fits else snapshot
 
     def _compare(self, other: LogSnapshot | None) -> None:
         """See how the snapshot and the log differ; take what the log has lost from ``other``."""
@@ -586,14 +586,14 @@ class LogView:
             _log.warning("%s %s; %s", self._dirs.events, words, advice)
 
     def _all_events(self) -> list[Event]:
-        found = LogReader(self._dirs.events).read(to_the_end=True, until=self._until)
-        return [*(event for _, event in found), *self._lost]
+        numbered = LogReader(self._dirs.events).read(to_the_end=True, until=self._until)
+        return [*(event for _, event in numbered), *self._lost]
 
     def _read(self, *, to_the_end: bool) -> None:
-        found = self._reader.read(to_the_end=to_the_end, until=self._until)
-        fold_into(self.log, found, str(self._dirs.events))
+        numbered = self._reader.read(to_the_end=to_the_end, until=self._until)
+        fold_into(self.log, numbered, str(self._dirs.events))
         if self._events is not None:
-            self._events += [event for _, event in found]
+            self._events += [event for _, event in numbered]
 
 
 def fold_into(log: RunLog, events: Iterable[tuple[int, Event]], source: str) -> None:

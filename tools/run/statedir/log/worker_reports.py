@@ -75,7 +75,7 @@ class Tail:
             if size == self._size:
                 return []
             until = self._reader.place.bytes + LOOK_BYTES if as_user.is_other() else None
-            found = [event for _, event in self._reader.read(until=until) if event.event in self._only]
+            events = [event for _, event in self._reader.read(until=until) if event.event in self._only]
             if until is not None and size > until:
                 size = self._within_bounds(until)
         except OSError:
@@ -85,9 +85,9 @@ class Tail:
             self._reader = None
             return []
         self._size = size
-        skipped = min(self._skip, len(found))
+        skipped = min(self._skip, len(events))
         self._skip -= skipped
-        return found[skipped:]
+        return events[skipped:]
 
 
 def refined(job: JobLog, progress: Progress | None) -> JobLog:
@@ -110,8 +110,8 @@ def with_progress(event: Event, log: RunLog) -> Event:
     job, progress = log.jobs.get(event.job or ""), log.newest.get(event.job or "")
     if job is None or progress is None or event.gpus is None or event.samples_done is not None:
         return event
-    found = refined(job, progress)
-    return replace(event, samples_done=found.samples_done, loss=found.loss) if found.gpus else event
+    newest = refined(job, progress)
+    return replace(event, samples_done=newest.samples_done, loss=newest.loss) if newest.gpus else event
 
 
 def measured_speeds(log: RunLog) -> dict[str, float]:
@@ -126,7 +126,7 @@ def measured_ranges(log: RunLog) -> dict[str, tuple[float, float]]:
 
 def _measured(log: RunLog) -> dict[str, list[float]]:
     """Each job's speed: over the last minutes, over the last second, and by the time of a step."""
-    found = {}
+    speeds_by_job = {}
     for job_id, job in log.active.items():
         progress = log.newest.get(job_id)
         speeds = [job.use.samples_per_second if job.gpus else None]
@@ -134,8 +134,8 @@ def _measured(log: RunLog) -> dict[str, list[float]]:
             step_s = progress.step_seconds
             speeds += [progress.samples_per_second, progress.global_batch / step_s if step_s else None]
         if known := [speed for speed in speeds if speed]:
-            found[job_id] = known
-    return found
+            speeds_by_job[job_id] = known
+    return speeds_by_job
 
 
 class Reports:
@@ -234,60 +234,60 @@ class ScriptReports:
 
         :param signalled: it was asked by a signal, after which few scripts train to their end.
         """
-        said = None if self._newest is None else self._newest.ended
-        return said == "stopped" or (said is None and asked and (signalled or job.resize == "relaunch"))
+        ended = None if self._newest is None else self._newest.ended
+        return ended == "stopped" or (ended is None and asked and (signalled or job.resize == "relaunch"))
 
     @property
     def samples_done(self) -> float | None:
         """As it last said."""
         return None if self._newest is None else self._newest.samples_done
 
-    def events(self, found: Progress, time_s: float) -> list[Event]:
+    def events(self, progress: Progress, time_s: float) -> list[Event]:
         """What a new report adds to the history.
 
         :param time_s: when it was written.
         """
-        before, self._newest = self._newest, found
+        before, self._newest = self._newest, progress
         if self._known:
             self._known = False
-            self._take_up(found, time_s)
+            self._take_up(progress, time_s)
             return []
-        first_s = time_s - (found.since_first_step_s or 0.0)
-        events = [_of(found, event) for event in self._progressed(found, first_s, time_s)]
-        if before is not None and found.epoch > before.epoch:
-            events.append(_of(found, EpochEnded(time_s, epoch=found.epoch - 1)))
-        return [*events, *self._saving(found, time_s)]
+        first_s = time_s - (progress.since_first_step_s or 0.0)
+        events = [_of(progress, event) for event in self._progressed(progress, first_s, time_s)]
+        if before is not None and progress.epoch > before.epoch:
+            events.append(_of(progress, EpochEnded(time_s, epoch=progress.epoch - 1)))
+        return [*events, *self._saving(progress, time_s)]
 
     def rewound(self) -> Progress | None:
         """The newest report, put back to the last acknowledged save. Returns None if nothing is lost."""
-        found = self._newest
-        if found is None or self._saved is None or found.samples_done <= self._saved[1]:
+        newest = self._newest
+        if newest is None or self._saved is None or newest.samples_done <= self._saved[1]:
             return None
         step, samples = self._saved
         gone = {"samples_per_second": None, "step_seconds": None}
-        return found.model_copy(update={"step": step, "samples_done": samples, **gone})
+        return newest.model_copy(update={"step": step, "samples_done": samples, **gone})
 
     def loss(self, left: Progress, time_s: float) -> Event:
         """The event that says how much is lost with the attempt, which goes back to ``left``."""
         lost = (self.samples_done or 0.0) - left.samples_done
         return _of(left, Checkpointed(time_s, step=left.step, lost_samples=lost))
 
-    def _take_up(self, found: Progress, time_s: float) -> None:
+    def _take_up(self, progress: Progress, time_s: float) -> None:
         """Go on after another launcher, which has written what was known so far."""
-        self._has_speed = found.step_seconds is not None
+        self._has_speed = progress.step_seconds is not None
         self._keep_due_s = self._save_due_s = time_s + self._plan.history_s
-        if (save := found.checkpoint) is not None:
+        if (save := progress.checkpoint) is not None:
             self._saved_step, self._saved = save.step, (save.step, save.samples_done)
 
-    def _progressed(self, found: Progress, first_s: float, time_s: float) -> Iterator[Progressed]:
-        speed_s, reason = found.step_seconds, self._plan.reason
+    def _progressed(self, progress: Progress, first_s: float, time_s: float) -> Iterator[Progressed]:
+        speed_s, reason = progress.step_seconds, self._plan.reason
         if not self._started:
             self._started, self._keep_due_s = True, time_s + self._plan.history_s
             yield Progressed(
                 first_s,
                 first_step=True,
-                generation=found.generation,
-                workers=found.gpus,
+                generation=progress.generation,
+                workers=progress.gpus,
                 mechanism="relaunched" if reason else None,
                 reason=reason or None,
             )
@@ -295,20 +295,20 @@ class ScriptReports:
             self._keep_due_s, self._has_speed = time_s + self._plan.history_s, True
             yield Progressed(time_s, step_seconds=speed_s)
         workers = len(self._plan.members)
-        if found.rank and found.gpus < workers and not self._apart:
+        if progress.rank and progress.gpus < workers and not self._apart:
             self._apart = True
             warning = APART.format(workers=workers)
             _log.warning("job %s: %s", self._plan.job, warning)
             yield Progressed(time_s, warning=warning)
 
-    def _saving(self, found: Progress, time_s: float) -> list[Event]:
+    def _saving(self, progress: Progress, time_s: float) -> list[Event]:
         """A save that is acknowledged. The one before leaving has no time: that is part of leaving."""
-        save = found.checkpoint
+        save = progress.checkpoint
         if save is None or save.step == self._saved_step:
             return []
         self._saved_step, self._saved = save.step, (save.step, save.samples_done)
-        at = found.model_copy(update={"samples_done": save.samples_done, "loss": None})
-        if found.ended == "stopped":
+        at = progress.model_copy(update={"samples_done": save.samples_done, "loss": None})
+        if progress.ended == "stopped":
             return [_of(at, Checkpointed(time_s, step=save.step))]
         self._saves, self._saves_s = self._saves + 1, self._saves_s + save.seconds
         if time_s < self._save_due_s:
@@ -318,15 +318,15 @@ class ScriptReports:
         return [_of(at, event)]
 
 
-def _of(found: Progress, event: Trained) -> Event:
+def _of(progress: Progress, event: Trained) -> Event:
     """An event of the job that reports, with how far it is."""
     return row_of(
         replace(
             event,
-            job=found.job,
-            gpus=found.gpus,
-            global_batch=found.global_batch,
-            samples_done=found.samples_done,
-            loss=found.loss,
+            job=progress.job,
+            gpus=progress.gpus,
+            global_batch=progress.global_batch,
+            samples_done=progress.samples_done,
+            loss=progress.loss,
         )
     )
