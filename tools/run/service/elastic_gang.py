@@ -12,16 +12,15 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from pliant.schemas.event import Event
 from pliant.tools.profile.torchrun.start import ERROR_LINE, last_words
-from pliant.tools.run.backends.protocol import UnitStatus
-from pliant.tools.run.service.allocation import Slot
+from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
+from pliant.tools.run.service.allocation import Assignment, Slot
+from pliant.tools.run.service.attempt_reports import AttemptReports
 from pliant.tools.run.service.commands import next_plan
 from pliant.tools.run.service.endings import describe
 from pliant.tools.run.service.gang import Gang, NextPlan, as_its_user
-from pliant.tools.run.service.members import YOUNG_S, Lifetimes, slots_text
-from pliant.tools.run.statedir.contract.plan import LOST_PEER, Progress
-from pliant.tools.run.statedir.contract.stacks import DUMP_GRACE_S
+from pliant.tools.run.service.members import YOUNG_S, Lifetimes, Timeouts, slots_text
+from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
 
 EXIT_CODE_S: Final = 5.0
 """Seconds to wait for the exit code of a worker that is gone."""
@@ -32,8 +31,19 @@ class ElasticGang(Gang):
     """See :class:`~pliant.tools.run.service.gang.Gang`."""
 
     writes_outcomes = True
+    reads = AttemptReports
 
-    def _begin(self, seen: int) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        plan: Plan,
+        target: Assignment,
+        backend: Backend,
+        *,
+        timeouts: Timeouts,
+        seen: int = 0,
+    ) -> None:
+        super().__init__(handle, plan, target, backend, timeouts=timeouts, seen=seen)
         self._lifetimes = Lifetimes()
         # Workers that trained and are gone, and since when, until that is reported.
         self._gone: dict[int, float] = {}
@@ -56,39 +66,6 @@ class ElasticGang(Gang):
 
     def _idle(self) -> dict[int, float]:
         return self._members.idle(self._running, self._timeouts)
-
-    def script_events(self, progress: Progress) -> list[Event]:
-        return []
-
-    def lost_work(self) -> tuple[Progress, Event] | None:
-        return None
-
-    def _samples_done(self) -> float | None:
-        return None
-
-    def _leaves(self) -> bool:
-        return False
-
-    def _ask_to_leave(self) -> bool:
-        return True
-
-    def _ask_for_stacks(self) -> None:
-        self._stacks.ask()
-
-    def _keep_stacks(self) -> None:
-        if not self._at_break:
-            workers = self._running.intersection(self._workers)
-            self._stacks.keep(workers, "these workers were asked to stop, and did not")
-
-    def _keep_stacks_of(self, units: Sequence[int]) -> str:
-        return self._stacks.keep(units, "these workers had nothing left to do, and did not end")
-
-    def _time_to_answer_s(self, unit: int) -> float:
-        if self._members.life(unit) != "alive":
-            return 0.0
-        if unit not in self._overdue:
-            self._stacks.ask()
-        return DUMP_GRACE_S
 
     # Workers that die.
 

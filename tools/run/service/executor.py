@@ -16,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby
 from typing import Final, Literal
 
@@ -258,11 +259,13 @@ class Executor:
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
-        for settled, events in groupby(gang.new_events(), gang.settles):
+        for settled, events in groupby(
+            gang.reports.new_events(), partial(gang.reports.settles, plan=gang.plan)
+        ):
             yield WorkerEvents(job_id, gang.handle.attempt, tuple(events), serves and settled)
-        progress = gang.reported()
+        progress = gang.reports.newest()
         if progress is not None and progress.attempt == gang.handle.attempt:
-            if said := gang.script_events(progress):
+            if said := gang.reports.script_events(progress):
                 yield WorkerEvents(job_id, gang.handle.attempt, tuple(said), serves)
             yield NewProgress(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
@@ -274,7 +277,7 @@ class Executor:
             return
         yield from self._losses(job_id, gang)
         verdict = gang.verdict()
-        if verdict.end != "done" and (lost := gang.lost_work()) is not None:
+        if verdict.end != "done" and (lost := gang.reports.lost_work()) is not None:
             left, event = lost
             yield WorkerEvents(job_id, gang.handle.attempt, (event,), settled=False)
             yield NewProgress(job_id, left, settled=False)

@@ -18,22 +18,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
-from itertools import chain, islice
 from typing import ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
-from pliant.schemas.event import Event
-from pliant.schemas.events import Trained, typed
 from pliant.tools.profile.torchrun.start import last_lines, last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.service.allocation import Assignment, Slot
+from pliant.tools.run.service.attempt_reports import AttemptReports
 from pliant.tools.run.service.commands import aborted, assignment_of, next_plan
 from pliant.tools.run.service.endings import Ending, broken, judge
 from pliant.tools.run.service.members import GangMembers, Stage, Timeouts, WorkerFailure, slots_text
 from pliant.tools.run.service.stop_stages import StopStages
 from pliant.tools.run.statedir.contract.as_user import files_of
-from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress, ProgressFile
-from pliant.tools.run.statedir.contract.stacks import LastStacks
-from pliant.tools.run.statedir.log.worker_reports import Tail
+from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.contract.stacks import DUMP_GRACE_S, LastStacks
 
 _TRACE_LINES: Final = 200
 """Lines at the end of a traceback in which its reason is looked for."""
@@ -66,6 +63,8 @@ class Gang(ABC):
 
     writes_outcomes: ClassVar[bool]
     """Whether each worker writes how it ended."""
+    reads: ClassVar[type[AttemptReports]]
+    """Reader of its reports."""
 
     def __init__(
         self,
@@ -82,8 +81,6 @@ class Gang(ABC):
         self.plan, self._workers = plan, plan.workers
         self.target = target
         self.files = handle.job_files
-        self.tail = Tail(handle.files.progress, skip=seen)
-        self.progress = ProgressFile(self.files.progress)
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
         self._timeouts = timeouts
@@ -91,20 +88,14 @@ class Gang(ABC):
         self._failure: WorkerFailure | None = None
         # Workers that were killed because they stood still.
         self._silenced = set[int]()
-        self._reported_generation = plan.generation if self._members.trains() is None else 0
-        seen_events = Tail(handle.files.progress)
-        for event in islice(chain.from_iterable(iter(seen_events.read, [])), seen):
-            self.settles(event)
+        self.reports = self.reads(handle, plan, seen, trains=members.trains() is not None)
         self.stages = StopStages(timeouts, partial(backend.stop, handle))
         self._at_break: tuple[UnitStatus, ...] = ()
-        self._stacks = LastStacks(handle.files, lambda worker: str(members.slot(worker)))
+        self._stacks = LastStacks(
+            handle.files, lambda worker: str(members.slot(worker)), answers=self.writes_outcomes
+        )
         # Units to kill, and when: their workers are asked for their stacks before.
         self._overdue: dict[int, float] = {}
-        self._begin(seen)
-
-    @abstractmethod
-    def _begin(self, seen: int) -> None:
-        """Set up what only this kind of gang has; ``seen`` as of the constructor."""
 
     @property
     def stopping(self) -> bool:
@@ -154,29 +145,12 @@ class Gang(ABC):
         )
 
     @as_its_user
-    def new_events(self) -> list[Event]:
-        """What its workers have said since the last call."""
-        return self.tail.read()
-
-    @as_its_user
-    def reported(self) -> Progress | None:
-        """Their newest report, if there is a new one."""
-        return self.progress.fresh()
-
-    @as_its_user
     def training(self) -> tuple[Plan | None, bool]:
         """The plan that its workers train under, None if they do not yet; and whether its script reports."""
         # looked at first: workers make known that they train before they report
         reports = self.handle.files.progress.exists()
         self._members.look()
         return self._members.trains(), reports
-
-    def settles(self, event: Event) -> bool:
-        """Note a worker's event; returns whether the newest plan was in force then."""
-        report = typed(event)
-        if isinstance(report, Trained) and report.generation is not None:
-            self._reported_generation = max(self._reported_generation, report.generation)
-        return self._reported_generation >= self.plan.generation
 
     @as_its_user
     def plan_to_stop(self, reason: str = "") -> Plan | None:
@@ -215,13 +189,9 @@ class Gang(ABC):
 
         :raises PliantError: a script cannot be asked.
         """
-        leaves = self._ask_to_leave()
+        leaves = self.reports.ask_to_leave()
         waits = bool(self.statuses) and all(status.queued for status in self.statuses)
         self.stages.enter("abort" if leaves and not waits else "term", now_s)
-
-    @abstractmethod
-    def _ask_to_leave(self) -> bool:
-        """Ask the script to save and leave, beside the plan. Returns whether it can know of that."""
 
     @as_its_user
     def watch(self, now_s: float) -> NextPlan | None:
@@ -244,10 +214,12 @@ class Gang(ABC):
         elif not self.stopping and any(each.outcome == "stopped" for each in outcomes.values()):
             self.stages.enter("abort", now_s)
         elif self.stages.is_due(now_s):
-            self._keep_stacks()
+            if not self._at_break:
+                workers = self._running.intersection(self._workers)
+                self._stacks.keep_answers(workers, "these workers were asked to stop, and did not")
             self.stages.go_on(now_s)
         elif self.stages.is_due_for_stacks(now_s):
-            self._ask_for_stacks()
+            self._stacks.ask()
         return None
 
     @abstractmethod
@@ -263,36 +235,8 @@ class Gang(ABC):
         """Slots on which workers have trained long enough to be trusted, by the clock of their files."""
 
     @abstractmethod
-    def script_events(self, progress: Progress) -> list[Event]:
-        """The events of a new report, if its script writes none of its own."""
-
-    @abstractmethod
-    def lost_work(self) -> tuple[Progress, Event] | None:
-        """The report and the event that put a script back to its last save. Returns None if nothing is lost.
-
-        :raises OSError: the report cannot be written.
-        """
-
-    @abstractmethod
     def end_left_over(self, nodes: Collection[str]) -> None:
         """Kill units on these nodes that the plan goes on without."""
-
-    # Stacks of workers that do not end by themselves; only some workers answer.
-
-    @abstractmethod
-    def _ask_for_stacks(self) -> None: ...
-
-    @abstractmethod
-    def _keep_stacks(self) -> None:
-        """Keep the stacks of the workers that do not stop."""
-
-    @abstractmethod
-    def _keep_stacks_of(self, units: Sequence[int]) -> str:
-        """Keep the stacks of units that are killed now; returns where they are, as the end of a sentence."""
-
-    @abstractmethod
-    def _time_to_answer_s(self, unit: int) -> float:
-        """Seconds that a unit has to show its stacks before it is killed."""
 
     @as_its_user
     def verdict(self) -> Ending:
@@ -300,12 +244,14 @@ class Gang(ABC):
         self._backend.stop(self.handle, "kill")
         self._members.look()
         removed = not self.handle.files.plan(self.plan.generation).exists()
+        taken = any(status.displaced for status in (*self._at_break, *self.statuses))
+        signalled = taken or self.stages.stage in ("term", "kill")
         ending = judge(
             self._members.outcomes_with(self._plan_units()),
             self._plan_units(),
             ranks=len(self.plan.members),
             elastic=self.writes_outcomes,
-            leaves=self._leaves(),
+            leaves=self.reports.leaves(self.target.job, asked=taken or self.plan.abort, signalled=signalled),
             stop_requested=self.plan.abort,
             at_break=self._at_break,
             words=lambda place: "" if removed else self._last_words(place),
@@ -313,7 +259,7 @@ class Gang(ABC):
             sent=_SENT.get(self.stages.stage or "abort", ""),
         )
         if ending.samples_done is None:
-            ending = replace(ending, samples_done=self._samples_done())
+            ending = replace(ending, samples_done=self.reports.samples_done)
         if removed and ending.end == "failed":
             ending = replace(ending, message=f"{ending.message}; its folder was removed while it ran")
         killed = next((status.memory for status in self.statuses if status.memory and status.code), None)
@@ -322,14 +268,6 @@ class Gang(ABC):
         if ending.message and self._stacks.kept is not None:
             ending = replace(ending, message=f"{ending.message}{self._stacks.words}")
         return ending
-
-    @abstractmethod
-    def _samples_done(self) -> float | None:
-        """Samples by the reports of a script that writes no outcome."""
-
-    @abstractmethod
-    def _leaves(self) -> bool:
-        """Whether its script can go on although it ended well."""
 
     @abstractmethod
     def _plan_units(self) -> tuple[UnitStatus, ...]:
@@ -361,14 +299,17 @@ class Gang(ABC):
     def _end_lingering(self, now_s: float) -> None:
         """Kill launchers that outlive their workers, and workers that should have left."""
         for unit in self._members.overdue(self._idle, now_s):
-            kill_s = now_s + self._time_to_answer_s(unit)
-            self._overdue.setdefault(unit, kill_s)
+            may_answer = self._stacks.answers and self._members.life(unit) == "alive"
+            if may_answer and unit not in self._overdue:
+                self._stacks.ask()
+            self._overdue.setdefault(unit, now_s + (DUMP_GRACE_S if may_answer else 0.0))
         due = [unit for unit, kill_s in self._overdue.items() if now_s >= kill_s]
         overdue = [unit for unit in due if unit in self._running]
         for unit in due:
             del self._overdue[unit]
         if overdue:
-            where, kept = self._places(overdue), self._keep_stacks_of(overdue)
+            where = self._places(overdue)
+            kept = self._stacks.keep_answers(overdue, "these workers had nothing left to do, and did not end")
             _log.warning("job %s: what is left on %s does not end: killed%s", self.handle.job, where, kept)
             self._backend.stop(self.handle, "kill", overdue)
 

@@ -451,8 +451,10 @@ def test_the_next_launcher_knows_the_workers_and_what_was_read(training: Scene) 
     with EventWriter(training.gang.handle.files.progress) as writer:
         writer.append([Event(1.0, "progress", "a", detail={"generation": 1}), Event(2.0, "progress", "a")])
     after = training.taken_over(seen=1)
-    assert [after.settles(event) for event in after.tail.read()] == [True]
-    assert not training.taken_over().settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
+    assert [after.reports.settles(event, after.plan) for event in after.reports.new_events()] == [True]
+    other = training.taken_over()
+    late = Event(2.0, "progress", "a")
+    assert not other.reports.settles(late, other.plan), "its plan may not be in force yet"
     training.goes_on(training.gang.plan.members[0])
     after = training.taken_over()
     assert (after.leaving, after.busy) == ({Slot("n1", 0)}, {Slot("n0", 0), Slot("n1", 0)})
@@ -490,25 +492,25 @@ def reports(scene: Scene, samples: float, **more: object) -> None:
     fields = {"job": "a", "attempt": 1, "generation": 1, "gpus": 2, "global_batch": 8, "epoch": 0, "rank": 0}
     own = {"step": int(samples // 8), "samples_done": samples, "checkpoint": saved.model_dump()}
     write_progress(scene.job.progress, Progress.model_validate({**fields, **own, **more}))
-    if (report := scene.gang.reported()) is not None:
-        scene.gang.script_events(report)
+    if (report := scene.gang.reports.newest()) is not None:
+        scene.gang.reports.script_events(report)
 
 
 def test_a_failed_script_goes_back_to_its_last_save(tmp_path: Path) -> None:
     """Its next attempt begins at the save; until it reports, nothing may say that it is further."""
     scene = Scene(tmp_path, "none")
-    assert scene.gang.lost_work() is None, "it has not reported"
+    assert scene.gang.reports.lost_work() is None, "it has not reported"
     reports(scene, 40.0)
-    assert scene.gang.lost_work() is None
+    assert scene.gang.reports.lost_work() is None
     reports(scene, 72.0)
-    lost = scene.gang.lost_work()
+    lost = scene.gang.reports.lost_work()
     assert lost is not None
     kept, event = lost
     assert (kept.step, kept.samples_done, event.samples_done) == (5, 40.0, 40.0)
     assert (event.event, (event.detail or {})["lost_samples"]) == ("checkpoint", 32.0)
     assert ProgressFile(scene.job.progress).fresh() == kept
     elastic = Scene(tmp_path / "elastic", "size")
-    assert elastic.gang.lost_work() is None, "its workers say what they save"
+    assert elastic.gang.reports.lost_work() is None, "its workers say what they save"
 
 
 def stands_in(scene: Scene, worker: int, function: str) -> None:

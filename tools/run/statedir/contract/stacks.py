@@ -312,21 +312,27 @@ class LastStacks:
     """Asks workers that are soon to be ended where they are, and keeps what they say.
 
     :param where: the slot of each worker.
+    :param answers: whether workers answer; else none is asked.
     """
 
-    def __init__(self, attempt: AttemptDir, where: Callable[[int], str]) -> None:
+    def __init__(self, attempt: AttemptDir, where: Callable[[int], str], *, answers: bool = True) -> None:
         self._attempt, self._where = attempt, where
+        self.answers = answers
         self._mark = ""
         # The file that holds them.
         self.kept: Path | None = None
 
     def ask(self) -> None:
         """Ask once; a failure costs the stacks and nothing else."""
-        if not self._mark:
+        if self.answers and not self._mark:
             try:
                 self._mark = request_stacks(self._attempt)
             except Exception:  # noqa: BLE001 - it must not keep workers from being ended
                 self._mark = "-"
+
+    def keep_answers(self, workers: Iterable[int], why: str) -> str:
+        """As :meth:`keep`, of workers that were asked; empty if none answers."""
+        return self.keep(workers, why) if self.answers else ""
 
     def keep(self, workers: Iterable[int], why: str) -> str:
         """Keep the stacks of workers that are ended now; returns where they are, as the end of a sentence."""
