@@ -332,8 +332,8 @@ def correct(job: JobState, event: TypedEvent) -> None:
     """Correct a job by what was measured: progress, loss, speed, noise."""
     if event.samples_done is not None:
         job.report_progress(event.time, event.samples_done)
-    if event.loss is not None:
-        job.report_loss(event.loss)
+    if job.initial_loss is None:
+        job.initial_loss = event.loss
     if not isinstance(event, Trained):
         return
     if isinstance(event, EpochEnded) and event.samples_done is not None:

@@ -405,7 +405,7 @@ class JobState:
         if self.total_samples is None:
             return None
         left = self.total_samples - self.samples_done(time_s)
-        return max(0.0, left) if self._is_work_hidden else left
+        return max(0.0, left) if self.predicted or self.revealed else left
 
     def attained_service_s(self, time_s: float) -> float:
         """GPU-seconds received until ``time_s``, stalls included; shared GPUs count half."""
@@ -438,11 +438,6 @@ class JobState:
         """The samples at which the job ends, whatever is predicted; None: unknown."""
         return self._hidden_samples if self.predicted or self.revealed else self.total_samples
 
-    @property
-    def _is_work_hidden(self) -> bool:
-        """Whether ``total_samples`` differs from where the job ends."""
-        return self.predicted or self.revealed
-
     def hide_work(self, work_samples: float | None = None) -> None:
         """Hide the work from policies: the given amount, or what the job states."""
         known = self.work_samples if work_samples is None else work_samples
@@ -451,10 +446,6 @@ class JobState:
     def reveal_work(self, end_samples: float | None) -> None:
         """Undo :meth:`hide_work`: show policies where the job ends."""
         self.total_samples, self.predicted, self.revealed = end_samples, False, True
-
-    def report_loss(self, loss: float) -> None:
-        if self.initial_loss is None:
-            self.initial_loss = loss
 
     def take_batch(self, batch: int, samples_done: float) -> None:
         """It has changed its batch by itself, or is back at a checkpoint from before such a change."""
@@ -498,21 +489,21 @@ class JobState:
         self._trains_since_s = time_s if time_s > since_s else since_s
         self._trajectory = None
 
-    def train_from(self, time_s: float, samples_per_second: float) -> None:
-        """The job trains at this rate from ``time_s`` on, not before: rescale cost."""
+    def train_from(
+        self, time_s: float, samples_per_second: float, trajectory: Trajectory | None = None
+    ) -> None:
+        """The job trains at this rate from ``time_s`` on, not before: rescale cost.
+
+        :param trajectory: what it follows; it begins at the rate.
+        """
         self._trains_since_s = time_s
         self.samples_per_second = samples_per_second
-        self._trajectory = None
+        self._trajectory = trajectory
 
     def change_speed(self, time_s: float, samples_per_second: float) -> None:
         """The job goes on at another rate; one that does not train yet still begins as planned."""
         self.settle(time_s)
         self.samples_per_second = samples_per_second
-
-    def train_along(self, time_s: float, trajectory: Trajectory, samples_per_second: float) -> None:
-        """From ``time_s`` on the job follows a trajectory, which begins at the given rate."""
-        self.train_from(time_s, samples_per_second)
-        self._trajectory = trajectory
 
     def observe(self, observation: Observation) -> None:
         """Keep a measurement of a configuration that is new."""

@@ -108,8 +108,8 @@ class RunningJobs:
         """
         if self._interference is not None:
             self._interference.place(job.id, job.placement)
-        if not self._is_plain and (loss := self._progress.initial_loss(job)) is not None:
-            job.report_loss(loss)
+        if not self._is_plain and job.initial_loss is None:
+            job.initial_loss = self._progress.initial_loss(job)
         paid_s = now_s if math.isnan(cost_s) else now_s + cost_s
         held = RunningJob(row, now_s, job.samples_per_second, paid_s, done, cost_s)
         self._held[job.id] = held
@@ -235,7 +235,7 @@ class RunningJobs:
             goal = min(goal, until)
         held.goal = goal
         if trajectory is not None:
-            job.train_along(from_s, trajectory, rate)
+            job.train_from(from_s, rate, trajectory)
             end_s = from_s + trajectory.seconds
             late = trajectory.is_late(end_s)
         else:
