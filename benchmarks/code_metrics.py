@@ -141,15 +141,18 @@ def allocation_copies(modules: Iterable[Source]) -> list[str]:
     Counted are attributes of objects that live as long as the process does: a mapping from a job to one of
     ``ALLOCATION_TYPES`` that ``__init__`` or a dataclass in tools/run/service, tools/run/statedir/log and
     tools/schedule declares, and a record of a job (its class name ends with Job, JobLog, JobState or Attempt)
-    with a field of these types.
+    with a field of these types. So is a class that is such a mapping itself.
     """
     return sorted(
-        f"{module.path} {owner.name}.{name}"
+        name
         for module in modules
         if module.path.startswith(("tools/run/service/", "tools/run/statedir/log/", "tools/schedule/"))
         and not module.path.startswith("tools/schedule/policies/")
         for owner in _classes(module)
-        for name, annotation in _attributes(owner)
+        for name, annotation in (
+            *((f"{module.path} {owner.name}.{name}", kind) for name, kind in _attributes(owner)),
+            *((f"{module.path} {owner.name}", ast.unparse(base)) for base in owner.bases),
+        )
         if _keeps_allocation(owner.name, annotation)
     )
 

@@ -7,7 +7,7 @@ event of a job may correct its progress.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, assert_never
 
 from pydantic import ValidationError
@@ -208,6 +208,14 @@ def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ())
     """
     arrived = (job for job in jobs if job.submit_time <= time_s or job.id in out)
     return sorted(arrived, key=lambda job: (job.submit_time, job.id))
+
+
+def follow(session: Session, event: Event, origin_s: float) -> None:
+    """Apply an event of a live log, whose clock shows ``origin_s`` when the session's shows 0.
+
+    Raises as :func:`apply_events`.
+    """
+    apply_events(session, [replace(event, time=event.time - origin_s)])
 
 
 def apply_events(session: Session, rows: Sequence[Event]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, PliantError, ServiceMissingError
@@ -28,7 +28,7 @@ from pliant.tools.run.statedir.requests import Numbered, Spool, order_events, su
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.demand import JobCheck, submit_detail
-from pliant.tools.schedule.from_log import apply_events
+from pliant.tools.schedule.from_log import follow
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import PolicyError, in_words
 from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition
@@ -346,7 +346,7 @@ class Arrivals:
         events = order_events(*given, now, self._state.log, rigid=rigid)
         if order.node is None or any(node.name == order.node for node in self._session.cluster.nodes):
             for event in events:
-                apply_events(self._session, [replace(event, time=now - self._origin_s)])
+                follow(self._session, event, self._origin_s)
         if order.from_start and order.job is not None:
             self._state.dirs.job(order.job).begin_at_the_start()
         return events
@@ -362,7 +362,7 @@ class Arrivals:
         return given._replace(order=order.model_copy(update={"changes": {}}))
 
     def _cancel(self, job_id: str, uid: int | None) -> Event:
-        now = self._clock()
+        event = cancel_event(job_id, self._clock(), by=None if uid is None else Account.of(uid))
         if job_id in self._session.jobs:
-            self._session.end(job_id, now - self._origin_s, "cancelled")
-        return cancel_event(job_id, now, by=None if uid is None else Account.of(uid))
+            follow(self._session, event, self._origin_s)
+        return event

@@ -57,7 +57,7 @@ from pliant.tools.run.statedir.log.fold import jobs_of_spent_arrays, unsatisfiab
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
 from pliant.tools.run.statedir.state import ScheduleFile, Sink, State
 from pliant.tools.schedule.decide import Question
-from pliant.tools.schedule.from_log import apply_events
+from pliant.tools.schedule.from_log import apply_events, follow
 from pliant.tools.schedule.registry import label_of
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
@@ -362,7 +362,7 @@ class Loop:
             if self._decisions is None and not ends:
                 continue
             with nullcontext() if job_id is None else self._faults.of(job_id):
-                apply_events(self.session, [replace(event, time=event.time - self._origin_s)])
+                follow(self.session, event, self._origin_s)
 
     def _end_given_up(self) -> bool:
         """End the jobs with errors; returns whether the policy shall be asked."""
