@@ -500,11 +500,6 @@ class JobState:
         self.samples_per_second = samples_per_second
         self._trajectory = trajectory
 
-    def change_speed(self, time_s: float, samples_per_second: float) -> None:
-        """The job goes on at another rate; one that does not train yet still begins as planned."""
-        self.settle(time_s)
-        self.samples_per_second = samples_per_second
-
     def observe(self, observation: Observation) -> None:
         """Keep a measurement of a configuration that is new."""
         new, gpu_type = observation[:3], observation.gpu_type

@@ -216,44 +216,6 @@ class RowBlock:
         columns = (self.columns[name] for name in sorted(self.columns))
         return hashes(compute("binary_join_element_wise", *columns, text_array((FIELD_END,))[0]))
 
-    def ids(self, name: str, keys: NDArray[np.uint64] | None = None) -> pa.Array:
-        """A new job id for each live row, made of the text in a column.
-
-        :param keys: a row of an id that had the same key before is the same job: it counts once.
-        """
-        texts = self.columns[name]
-        if not are_plain(texts) or (_may_say_nothing(texts) and is_in(texts, _unsaid()).any()):
-            return self._ids_one_by_one(self.text(name).listed(), keys)
-        return self._plain_ids(texts, keys)
-
-    def new_ids(self, texts: pa.Array, keys: NDArray[np.uint64]) -> pa.Array:
-        """A new job id for each live row, made of its text, whatever it says; keys as in :meth:`ids`."""
-        if are_plain(texts):
-            return self._plain_ids(texts, keys)
-        return self._ids_one_by_one(texts.to_pylist(), keys)
-
-    def _plain_ids(self, texts: pa.Array, keys: NDArray[np.uint64] | None) -> pa.Array:
-        every = bool(self.live.all())
-        wanted = texts if every else _taken(texts, np.flatnonzero(self.live))
-        if self.conversion.ids.take(wanted, keys if keys is None or every else keys[self.live]):
-            return texts
-        return self._ids_one_by_one(texts.to_pylist(), keys)
-
-    def numbered_ids(self, prefix: str) -> pa.Array:
-        """A new job id for each live row, made of its number."""
-        return self._ids_one_by_one([f"{prefix}-{line - 1}" for line in self.lines.tolist()])
-
-    def _ids_one_by_one(self, texts: list[str], keys: NDArray[np.uint64] | None = None) -> pa.Array:
-        for row in np.flatnonzero(self.live).tolist():
-            if keys is not None and self.conversion.ids.is_repeated(texts[row], int(keys[row])):
-                self.live[row] = False
-                self.repeated += 1
-                continue
-            place = f"{self.source}:{self.line(row)}"
-            assume = partial(self.assume_row, row, place=place)
-            texts[row] = self.conversion.ids.new(texts[row], assume)
-        return text_array(texts)
-
     def optional_text(self, name: str) -> WordColumn:
         if name not in self.columns:
             return WordColumn.same("", len(self))
@@ -371,6 +333,51 @@ class RowBlock:
         self.drop(end_s < start_s, Reason.BACKWARDS)
         self.drop(end_s == start_s, Reason.NO_DURATION)
         return end_s - start_s
+
+
+class RowIds:
+    """Makes the job ids of the live rows of a block."""
+
+    def __init__(self, block: RowBlock) -> None:
+        self._block = block
+
+    def of(self, name: str, keys: NDArray[np.uint64] | None = None) -> pa.Array:
+        """A new job id for each live row, made of the text in a column.
+
+        :param keys: a row of an id that had the same key before is the same job: it counts once.
+        """
+        texts = self._block.columns[name]
+        if not are_plain(texts) or (_may_say_nothing(texts) and is_in(texts, _unsaid()).any()):
+            return self._one_by_one(self._block.text(name).listed(), keys)
+        return self._plain(texts, keys)
+
+    def new(self, texts: pa.Array, keys: NDArray[np.uint64]) -> pa.Array:
+        """A new job id for each live row, made of its text, whatever it says; keys as in :meth:`of`."""
+        if are_plain(texts):
+            return self._plain(texts, keys)
+        return self._one_by_one(texts.to_pylist(), keys)
+
+    def _plain(self, texts: pa.Array, keys: NDArray[np.uint64] | None) -> pa.Array:
+        every = bool(self._block.live.all())
+        wanted = texts if every else _taken(texts, np.flatnonzero(self._block.live))
+        if self._block.conversion.ids.take(wanted, keys if keys is None or every else keys[self._block.live]):
+            return texts
+        return self._one_by_one(texts.to_pylist(), keys)
+
+    def numbered(self, prefix: str) -> pa.Array:
+        """A new job id for each live row, made of its number."""
+        return self._one_by_one([f"{prefix}-{line - 1}" for line in self._block.lines.tolist()])
+
+    def _one_by_one(self, texts: list[str], keys: NDArray[np.uint64] | None = None) -> pa.Array:
+        for row in np.flatnonzero(self._block.live).tolist():
+            if keys is not None and self._block.conversion.ids.is_repeated(texts[row], int(keys[row])):
+                self._block.live[row] = False
+                self._block.repeated += 1
+                continue
+            place = f"{self._block.source}:{self._block.line(row)}"
+            assume = partial(self._block.assume_row, row, place=place)
+            texts[row] = self._block.conversion.ids.new(texts[row], assume)
+        return text_array(texts)
 
 
 def convert_blocks(blocks: Iterable[RowBlock], make: Callable[[RowBlock], T]) -> Iterator[T]:

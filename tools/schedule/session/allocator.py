@@ -128,7 +128,8 @@ class Allocator:
         job.beside = other.beside = None
 
     def _train_at(self, job: JobState, rate: float, time_s: float) -> None:
-        job.change_speed(time_s, rate)
+        job.settle(time_s)  # one that does not train yet still begins as planned
+        job.samples_per_second = rate
         self.slowed[job.id] = rate
 
     def _rate(self, job: JobState) -> float:

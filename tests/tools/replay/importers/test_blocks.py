@@ -24,7 +24,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io import limits
 from pliant.schemas.file_io.parquet import text_array
 from pliant.tools.replay.importers import conversion, job_lines, reading, spool
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
+from pliant.tools.replay.importers.blocks import RowBlock, RowIds, WordColumn
 from pliant.tools.replay.importers.conversion import Conversion, ImportSummary
 from pliant.tools.replay.importers.job_lines import check_rows, executed_jobs
 from pliant.tools.replay.importers.reading import json_rows
@@ -102,7 +102,9 @@ def test_one_job_of_each_shape_is_checked_against_the_schema(monkeypatch: pytest
     block = block_of([f"j{number}" for number in range(1000)])
     ones = np.ones(1000)
     user = WordColumn(["", "ada", "eve"], np.array([0, 1, 2, 0] * 250))
-    jobs = executed_jobs(block, block.ids("field"), ones, ones, ones, labels={"trace": "test"}, user=user)
+    jobs = executed_jobs(
+        block, RowIds(block).of("field"), ones, ones, ones, labels={"trace": "test"}, user=user
+    )
     assert (len(jobs), len(checked)) == (1000, 2)
 
 
@@ -110,7 +112,7 @@ def test_what_columns_cannot_give_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(job_lines, "_number_texts", lambda values: ["1"])
     block, one = block_of(["a"]), np.ones(1)
     with pytest.raises(AssertionError, match="which the schema writes as"):
-        executed_jobs(block, block.ids("field"), one, one, one, labels={"trace": "test"})
+        executed_jobs(block, RowIds(block).of("field"), one, one, one, labels={"trace": "test"})
     with pytest.raises(AssertionError, match=r"jobs.csv:2: the schema takes what columns do not"):
         check_rows(block_of(["a"]), np.zeros(1, dtype=bool), lambda _row: None)  # type: ignore[arg-type,return-value]
 

@@ -29,7 +29,7 @@ from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.text import counted
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks, words_of
+from pliant.tools.replay.importers.blocks import RowBlock, RowIds, WordColumn, convert_blocks, words_of
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
@@ -178,7 +178,7 @@ def _pai_jobs(demands: TaskDemands, workloads: Mapping[str, str], block: RowBloc
     }
     return executed_jobs(
         block,
-        block.ids("job_name"),
+        RowIds(block).of("job_name"),
         submit_time_s,
         gpus,
         seconds,
@@ -221,7 +221,7 @@ def _pods(block: RowBlock) -> JobBlock:
         "gpu_spec": block.optional_text("gpu_spec"),
         "gpu_milli": words_of(milli, lambda part: str(int(part)) if part < 1000 else ""),
     }
-    ids = block.ids("name", block.keys())
+    ids = RowIds(block).of("name", block.keys())
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels, start_s=start_s)
 
 

@@ -23,7 +23,7 @@ from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, MOST_GPUS
 from pliant.schemas.job import Batch, Gpus, IterationWork, Job, Utility
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.text import whole_number
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
+from pliant.tools.replay.importers.blocks import RowBlock, RowIds, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     MOST_ROW_GPUS,
     Conversion,
@@ -150,7 +150,7 @@ def _raw_jobs(block: RowBlock) -> JobBlock:
     gpus, seconds = block.count("num_gpu"), block.number("duration")
     block.drop(gpus == 0, Reason.NO_GPU)
     block.drop(seconds == 0, Reason.NO_DURATION)
-    ids, submit_time_s = block.ids("job_id"), block.number("submission_time")
+    ids, submit_time_s = RowIds(block).of("job_id"), block.number("submission_time")
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels={"trace": "elasticflow"})
 
 
@@ -164,7 +164,7 @@ def _job_lines(sizes: Sizes | None, block: RowBlock) -> JobBlock:
     block.refuse(deadline_s < submit_time_s, "deadline", "is before submission_time")
     target_s = deadline_s - submit_time_s
     duration = block.optional_text("duration")
-    ids = block.ids("job_id")
+    ids = RowIds(block).of("job_id")
 
     def job_of(row: int) -> Job:
         target = None if np.isnan(target_s[row]) else float(target_s[row])

@@ -16,7 +16,7 @@ import numpy as np
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.parquet import text_array
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks, settle
+from pliant.tools.replay.importers.blocks import RowBlock, RowIds, WordColumn, convert_blocks, settle
 from pliant.tools.replay.importers.conversion import (
     NOTHING,
     Conversion,
@@ -132,7 +132,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     conversion.count_rows(len(rows) - len(jobs))
     made = executed_jobs(
         block,
-        block.new_ids(ids, keys),
+        RowIds(block).new(ids, keys),
         submit_time_s,
         gpus,
         gpu_seconds / gpus,
@@ -246,7 +246,7 @@ def _reduced_jobs(block: RowBlock) -> JobBlock:
     seconds = block.number("duration")
     block.drop(gpus == 0, Reason.NO_GPU)
     block.drop(gpus * seconds == 0, Reason.NO_DURATION)
-    ids = block.numbered_ids("philly")
+    ids = RowIds(block).numbered("philly")
     labels: dict[str, str | WordColumn] = {"trace": "philly", "cluster": block.optional_text("cluster")}
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels)
 

@@ -28,7 +28,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, MOST_GPUS, MOST_SAMPLES
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
 from pliant.schemas.profile import CONVERGENCE, PROFILE, ConvergenceRow, ProfileRow
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
+from pliant.tools.replay.importers.blocks import RowBlock, RowIds, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     MOST_ROW_GPUS,
     Conversion,
@@ -117,7 +117,7 @@ def _job_lines(trace: str, known: Mapping[str, Application], block: RowBlock) ->
         "application",
         lambda row: f"{model[row]!r} has no validation runs (there are: {names})",
     )
-    ids, submit_time_s = block.ids("name"), block.number("time")
+    ids, submit_time_s = RowIds(block).of("name"), block.number("time")
     gpus = block.positive_count("num_replicas")
     check_rows(block, gpus <= MOST_GPUS, lambda row: Gpus(requested=int(gpus[row]), min=1))
     batch = block.positive_count("batch_size")

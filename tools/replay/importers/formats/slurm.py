@@ -33,7 +33,7 @@ from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.file_io.parquet import compute, text_array
 from pliant.schemas.file_io.record import MOST, problems_of
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, matches, settle
+from pliant.tools.replay.importers.blocks import RowBlock, RowIds, WordColumn, arrow_array, matches, settle
 from pliant.tools.replay.importers.conversion import (
     EARLY,
     NOTHING,
@@ -347,7 +347,7 @@ def _of_columns(block: RowBlock) -> JobBlock | None:
         return None
     return executed_jobs(
         block,
-        block.ids("JobID"),
+        RowIds(block).of("JobID"),
         submit_time_s,
         gpus,
         seconds,

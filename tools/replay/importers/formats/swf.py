@@ -14,7 +14,7 @@ import numpy as np
 
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.quantities import read_duration
-from pliant.tools.replay.importers.blocks import RowBlock, convert_usual
+from pliant.tools.replay.importers.blocks import RowBlock, RowIds, convert_usual
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -86,7 +86,7 @@ def _jobs(block: RowBlock) -> JobBlock | None:
     user = block.optional_text("user").map(lambda user: f"u{user}" if user else "")
     return executed_jobs(
         block,
-        block.ids("job", block.keys()),
+        RowIds(block).of("job", block.keys()),
         submit_time_s,
         gpus,
         run_s,

@@ -24,7 +24,7 @@ import numpy as np
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import did_you_mean
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
+from pliant.tools.replay.importers.blocks import RowBlock, RowIds, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
@@ -111,7 +111,7 @@ class Table:
         user = block.optional_text("user")
         return executed_jobs(
             block,
-            block.ids("id", keys),
+            RowIds(block).of("id", keys),
             submit_time_s,
             gpus,
             seconds,
@@ -282,7 +282,7 @@ def _helios_jobs(block: RowBlock) -> JobBlock:
     user = block.optional_text("user")
     return executed_jobs(
         block,
-        block.ids("job_id", block.keys()),
+        RowIds(block).of("job_id", block.keys()),
         submit_time_s,
         gpus,
         seconds,
@@ -315,7 +315,7 @@ def _read_tiresias(paths: Sequence[str], conversion: Conversion) -> Iterator[Job
 def _tiresias_samples(block: RowBlock) -> JobBlock:
     gpu_seconds = block.number("duration")
     block.drop(gpu_seconds == 0, Reason.NO_DURATION)
-    ids = block.numbered_ids("tiresias")
+    ids = RowIds(block).numbered("tiresias")
     times_s, gpus = np.zeros(len(block)), np.ones(len(block))
     return executed_jobs(block, ids, times_s, gpus, gpu_seconds, labels={"trace": "tiresias"})
 
@@ -324,7 +324,7 @@ def _tiresias_jobs(block: RowBlock) -> JobBlock:
     gpus = block.count("num_gpu")
     block.drop(gpus == 0, Reason.NO_GPU)
     ids, submit_time_s, seconds = (
-        block.ids("job_id"),
+        RowIds(block).of("job_id"),
         block.number("submit_time"),
         block.number("duration"),
     )

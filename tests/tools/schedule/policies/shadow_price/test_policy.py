@@ -223,7 +223,8 @@ def test_equals_idle_gpus_and_stalled_jobs_by_hand() -> None:
     policy = ShadowPrice(grace=None)
     held = started(policy, cluster(4), elastic("stalls", 40), elastic("other", 2000))
     assert sizes(held) == {"stalls": 4}
-    held.jobs["stalls"].change_speed(60.0, 0.04)
+    held.jobs["stalls"].settle(60.0)
+    held.jobs["stalls"].samples_per_second = 0.04
     held.jobs["stalls"].report_progress(60.0, 10.0)
     assert decided(held, 60.0) == {"other": 4}
     assert reloaded(policy, grace=None).dump_state() == policy.dump_state()
