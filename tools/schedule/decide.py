@@ -308,19 +308,19 @@ def schedule_of(
     *,
     explain: bool = False,
     measured: Mapping[str, float] | None = None,
-    forgive: Callable[[Exception], object] | None = None,
+    on_error: Callable[[Exception], object] | None = None,
 ) -> Schedule:
     """The schedule that a session has after a decision.
 
     :param explain: add what waiting jobs need, and when jobs are predicted to start and to end.
     :param measured: samples per second of running jobs, for these predictions.
-    :param forgive: receives the policy's errors while it explains or dumps its state; the schedule then has
+    :param on_error: receives the policy's errors while it explains or dumps its state; the schedule then has
     plain reasons, or no state. None: they are raised.
     """
     expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
-    ahead: Mapping[str, tuple[Reservation, ...]] = _forgiving(lambda: _ahead(session, time_s), dict, forgive)
+    ahead: Mapping[str, tuple[Reservation, ...]] = _attempt(lambda: _ahead(session, time_s), dict, on_error)
     done = {transition.job.id: transition for transition in transitions}
-    reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
+    reasons = _attempt(lambda: explanations(session, time_s), lambda: plain_explanations(session), on_error)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
     out = {job_id: each.reason for job_id, each in done.items() if each.step == "reject"}
     out |= session.book.rejections
@@ -353,8 +353,8 @@ def schedule_of(
         demand=session.policy_host.demand,
         forecast=session.policy_host.forecast_state(),
         teams=session.policy_host.standings(time_s),
-        policy_state=_forgiving(
-            lambda: _storable(session.policy_host.policy_state(), forgive), lambda: None, forgive
+        policy_state=_attempt(
+            lambda: _storable(session.policy_host.policy_state(), on_error), lambda: None, on_error
         ),
     )
 
@@ -383,22 +383,22 @@ def _reserved(spans: Iterable[Reserved]) -> tuple[Reservation, ...]:
     )
 
 
-def _storable(state: PolicyState, forgive: Callable[[Exception], object] | None) -> PolicyState:
-    """The state, checked to be JSON where errors are forgiven; elsewhere writing it fails."""
-    if forgive is not None:
+def _storable(state: PolicyState, on_error: Callable[[Exception], object] | None) -> PolicyState:
+    """The state, checked to be JSON where errors are reported; elsewhere writing it fails."""
+    if on_error is not None:
         state.model_dump_json()
     return state
 
 
-def _forgiving(
-    ask: Callable[[], T], otherwise: Callable[[], T], forgive: Callable[[Exception], object] | None
+def _attempt(
+    action: Callable[[], T], otherwise: Callable[[], T], on_error: Callable[[Exception], object] | None
 ) -> T:
-    if forgive is None:
-        return ask()
+    if on_error is None:
+        return action()
     try:
-        return ask()
+        return action()
     except Exception as error:  # noqa: BLE001 - a policy may raise anything
-        forgive(error)
+        on_error(error)
         return otherwise()
 
 

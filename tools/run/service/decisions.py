@@ -37,7 +37,7 @@ from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
 from pliant.tools.schedule.session.session import Session
 
 T = TypeVar("T")
-_NOT_ITS_FAULT: Final = (MemoryError, ServiceMissingError)
+_NOT_OF_THE_POLICY: Final = (MemoryError, ServiceMissingError)
 _LEFT_OUT: Final = "the schedule does without what it would have said"
 _GOES_ON: Final = "what runs goes on as it is; the policy is asked again when something happens"
 _log: Final = logging.getLogger("pliant")
@@ -70,13 +70,13 @@ class Decisions:
     """A session and its policy.
 
     :param decided_s: when the policy was asked last.
-    :param forgiving: report an error of the policy and let what runs go on; otherwise raise it.
+    :param tolerates_errors: report an error of the policy and let what runs go on; otherwise raise it.
     """
 
-    def __init__(self, session: Session, decided_s: float, *, forgiving: bool) -> None:
+    def __init__(self, session: Session, decided_s: float, *, tolerates_errors: bool) -> None:
         self.session = session
         self.decided_s = decided_s
-        self._forgiving = forgiving
+        self._tolerates_errors = tolerates_errors
         # Counts decisions after which jobs are there, none runs and none is to come.
         self.idle_limit = IdleLimit()
         self._forecasts = ForecastLog()
@@ -109,7 +109,7 @@ class Decisions:
             seconds = time.perf_counter() - began
             outcome = prepare(self._answer(done, seconds, now_s))
         except Exception as error:
-            if not self._forgiving:
+            if not self._tolerates_errors:
                 raise
             reason = self._report(error, _GOES_ON)
             self._rollback(held, now_s)
@@ -137,9 +137,9 @@ class Decisions:
         }
 
     def schedule_of(self, done: Iterable[Transition], now_s: float) -> Schedule:
-        return schedule_of(self.session, done, now_s, forgive=lambda error: self._report(error, _LEFT_OUT))
+        return schedule_of(self.session, done, now_s, on_error=lambda error: self._report(error, _LEFT_OUT))
 
-    def check_hope(self) -> None:
+    def check_progress(self) -> None:
         """:raises InfeasibleError: jobs wait, none runs or is to come, and the policy leaves them waiting."""
         if self.idle_limit.is_reached or self.next_decision_s() == float("inf"):
             left = sorted(self.session.in_play.values(), key=lambda job: job.arrival)
@@ -151,7 +151,7 @@ class Decisions:
 
         :raises Exception: the error itself, if memory, the disk or another service is at fault.
         """
-        if isinstance(error, _NOT_ITS_FAULT):
+        if isinstance(error, _NOT_OF_THE_POLICY):
             raise error
         text = str(error).partition("\n")[0] if isinstance(error, PliantError) else in_words(error)
         reason = text if isinstance(error, PolicyError) else f'policy "{self.session.policy.name}": {text}'

@@ -158,10 +158,10 @@ class Loop:
         session.book.ended = self._ended = states_kept_small(session.book.ended, spec_of)
         self._retries = retries
         self._arrivals = Arrivals(state, session, clock, origin_s, ahead, follow=follow)
-        self._decisions = Decisions(session, schedule.time, forgiving=follow) if asks else None
+        self._decisions = Decisions(session, schedule.time, tolerates_errors=follow) if asks else None
         # Jobs that an error ends, with the reasons, until the log has them.
-        self._given_up: dict[str, str] = {}
-        self._faults = Faults(state.dirs.path, self._given_up.setdefault)
+        self._broken_jobs: dict[str, str] = {}
+        self._faults = Faults(state.dirs.path, self._broken_jobs.setdefault)
         self._looked_s = 0.0
         self._rules = JobRules(schedule.cluster, session, executor, clock, moves=asks)
         self._must_decide = False
@@ -203,8 +203,10 @@ class Loop:
         """Take over what an earlier process left and the executor has adopted."""
         lost = [job_id for job_id in self.state.log.active if job_id not in self.session.jobs]
         for job_id in lost:
-            self._given_up[job_id] = self.session.book.rejections.pop(job_id, "it cannot be taken up again")
-        self._end_given_up()
+            self._broken_jobs[job_id] = self.session.book.rejections.pop(
+                job_id, "it cannot be taken up again"
+            )
+        self._end_broken_jobs()
         self._must_decide = True
 
     def reconcile(self) -> None:
@@ -260,7 +262,7 @@ class Loop:
             self._decide(self._decisions)
             self._decisions.idle_limit.count(idle=self._idle)
         if self._idle:
-            self._decisions.check_hope()
+            self._decisions.check_progress()
 
     def drain(self, reason: str) -> None:
         """Stop all jobs, checkpoints first; they go on when the run is taken up again.
@@ -285,7 +287,7 @@ class Loop:
         happened = False
         for together in in_turns(reports):
             happened |= self._take(together, since_s)
-        happened |= self._end_given_up()
+        happened |= self._end_broken_jobs()
         alive = self.executor.alive
         released = [job_id for job_id in self.state.log.broken_off if job_id not in alive]
         self.state.record(release_event(job_id, self.clock()) for job_id in released)
@@ -364,22 +366,22 @@ class Loop:
             with nullcontext() if job_id is None else self._faults.of(job_id):
                 follow(self.session, event, self._origin_s)
 
-    def _end_given_up(self) -> bool:
+    def _end_broken_jobs(self) -> bool:
         """End the jobs with errors; returns whether the policy shall be asked."""
-        given_up = dict(self._given_up)
-        self._given_up.clear()
-        for job_id, reason in given_up.items():
+        broken = dict(self._broken_jobs)
+        self._broken_jobs.clear()
+        for job_id, reason in broken.items():
             if job_id in self.executor.gangs:
                 self.executor.kill_later(job_id, reason)
                 if self._decisions is not None and job_id not in self.session.jobs:  # nobody starts it again
-                    self._given_up[job_id] = reason
+                    self._broken_jobs[job_id] = reason
                 continue
             if job_id in self.state.log.active:
                 self._happen([abort_event(job_id, self.clock(), reason)])
             elif job_id in self.session.jobs:
                 self.session.end(job_id, self._now(), "failed")
             self.executor.targets.pop(job_id, None)
-        return given_up.keys() != self._given_up.keys()
+        return broken.keys() != self._broken_jobs.keys()
 
     def _cancel_unsatisfiable(self) -> None:
         """Cancel the jobs that were to start after jobs which have not finished; they hold nothing yet."""

@@ -197,7 +197,7 @@ def is_worth_its_while(gained: float, total: float | None, lasted_s: float, chec
     return lasted_s >= checkpoint_s or (total is not None and gained >= SHARE * total)
 
 
-def given_up(record: FailureRecord, retries: int) -> str | None:
+def reason_to_stop(record: FailureRecord, retries: int) -> str | None:
     """Why there is no further retry; empty if for the failures in a row. Returns None if there is one."""
     if record.failures > retries:
         return ""

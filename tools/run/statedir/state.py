@@ -38,7 +38,7 @@ from pliant.tools.run.statedir.directory import (
 from pliant.tools.run.statedir.failures import may_pass
 from pliant.tools.run.statedir.log.events import with_loss
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.repair import mend
+from pliant.tools.run.statedir.log.repair import repair_locked
 from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding, records_kept_small, renew_snapshot
 from pliant.tools.run.statedir.log.worker_reports import with_progress
 from pliant.tools.schedule.session.saved import Basis, SavedSession
@@ -171,7 +171,7 @@ class State:
         if not self._view.stale:
             return log
         if self._view.misfit is not None and self._view.misfit.kind == "cut":
-            for line in mend(self.dirs):
+            for line in repair_locked(self.dirs):
                 _log.warning("%s", line)
         self.dirs.snapshot.unlink(missing_ok=True)
         self._view.start_again()
@@ -201,14 +201,14 @@ class State:
         self._jobs.put_away(about - self.log.active.keys())
         self._keep_snapshot()
         for sink in tuple(self._sinks):
-            self._tell(sink, batch)
+            self._pass_on(sink, batch)
 
     def add_sink(self, sink: Sink, *, past: bool = True) -> None:
         """Pass all further events to a sink until it fails; ``past`` ones first."""
         self._sinks.append(sink)
         for events in LogReader(self.dirs.events).read_all() if past else ():
             if sink in self._sinks:
-                self._tell(sink, events)
+                self._pass_on(sink, events)
 
     def history(self, basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
         return self._view.history(basis)
@@ -225,7 +225,7 @@ class State:
             level = logging.DEBUG if may_pass(error) else logging.WARNING
             _log.log(level, "%s is not written: %s", self.dirs.snapshot, error)
 
-    def _tell(self, sink: Sink, events: Sequence[Event]) -> None:
+    def _pass_on(self, sink: Sink, events: Sequence[Event]) -> None:
         try:
             sink(events)
         except Exception as error:  # noqa: BLE001 - what is recorded stays recorded, whether or not a sink can take it

@@ -34,7 +34,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.tools.run.statedir.directory import Account
-from pliant.tools.run.statedir.failures import BELIEVED, Fault, given_up, wait_s
+from pliant.tools.run.statedir.failures import BELIEVED, Fault, reason_to_stop, wait_s
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.schedule.registry import label_of
 
@@ -162,7 +162,7 @@ def _failure(
 ) -> Failed | Requeued:
     record = job.next_failure(time_s)
     retries = retries if job.job.retries is None else job.job.retries
-    why, code, at_samples = given_up(record, retries), None, None
+    why, code, at_samples = reason_to_stop(record, retries), None, None
     if fault is not None:
         code, is_asked_for = fault.exit_code, fault.exit_code in job.job.retry_on
         refused = code in job.job.no_retry_on or (job.job.retry_on and not is_asked_for)

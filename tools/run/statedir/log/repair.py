@@ -104,12 +104,12 @@ def repair(state: Path) -> list[str]:
     lock = Lock(dirs.lock)
     lock.acquire()
     try:
-        return mend(dirs)
+        return repair_locked(dirs)
     finally:
         lock.release()
 
 
-def mend(dirs: StateDir) -> list[str]:
+def repair_locked(dirs: StateDir) -> list[str]:
     """As :func:`repair`; the caller holds the lock."""
     data = dirs.events.read_bytes()
     lines = list(read_each(data, str(dirs.events)))

@@ -204,7 +204,7 @@ def test_plans_that_no_schedule_can_hold_are_left_out(monkeypatch):
     endless = {"b": [Reserved(0.0, math.inf, (("n0", 4),))]}
     monkeypatch.setattr(held.policy, "reserved", lambda seen: endless)
     statement: list[Exception] = []
-    assert schedule_of(held, [], 0.0, forgive=statement.append).waiting[0].reserved == ()
+    assert schedule_of(held, [], 0.0, on_error=statement.append).waiting[0].reserved == ()
     assert len(statement) == 1
     with pytest.raises(PolicyError, match="oasis"):
         schedule_of(held, [], 0.0)
