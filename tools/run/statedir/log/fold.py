@@ -124,13 +124,22 @@ class RunTotals:
         :param gpus: what the job holds after it; half of those that it shares.
         :param repeated: GPU seconds of work before the event that has to be done again.
         """
-        self.submitted += isinstance(event, Submitted)
-        self.starts += isinstance(event, Started)
-        self.rescales += isinstance(event, Resized | Moved)
-        self.preemptions += isinstance(event, Preempted)
-        self.failures += isinstance(event, Requeued | Failed) and event.attempt is not None
-        cause = "checkpoints" if isinstance(event, Checkpointed) else "changes"
-        self._lose(cause, (event.overhead_seconds or 0.0) * gpus)
+        match event:
+            case Progressed() | Checkpointed():
+                pass
+            case Submitted():
+                self.submitted += 1
+            case Started():
+                self.starts += 1
+            case Resized() | Moved():
+                self.rescales += 1
+            case Preempted():
+                self.preemptions += 1
+            case Requeued() | Failed():
+                self.failures += event.attempt is not None
+        if event.overhead_seconds is not None:
+            cause = "checkpoints" if isinstance(event, Checkpointed) else "changes"
+            self._lose(cause, event.overhead_seconds * gpus)
         self._lose("repeats", repeated)
         self._lose("stops", _HOUR_S * _lost_gpu_hours(event))
 
@@ -142,13 +151,14 @@ class RunTotals:
 _HOUR_S: Final = 3600.0
 JobEvent = Placed | Preempted | Requeued | Ended | Trained | Held | Unheld | Prioritized | Updated
 """Events of a job that was submitted."""
+_Changed = Started | Resized | Moved
+_Held = _Changed | Preempted | Requeued | Ended
+_Executed = Ordered | Requeued
 
 
 def _lost_gpu_hours(event: Submitted | JobEvent) -> float:
     """Hours lost by a stop or a change of a job that cannot save."""
-    if isinstance(event, Started | Resized | Moved | Preempted | Requeued | Ended):
-        return event.lost_gpu_hours or 0.0
-    return 0.0
+    return (event.lost_gpu_hours or 0.0) if isinstance(event, _Held) else 0.0
 
 
 AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
@@ -434,7 +444,7 @@ class JobLog:
             self.placement = event.placement or ()
             self.gpus = len(self.placement) if self.job.on_cpus else event.gpus
             self.use.hold(event.time, self.gpus)
-        if isinstance(event, Started | Resized | Moved):
+        if isinstance(event, _Changed):
             self.attempt.place(event)
         if event.global_batch is not None and (event.gpus is not None or self._changes_batch):
             self.global_batch = event.global_batch
@@ -457,6 +467,8 @@ class JobLog:
 
     def _enter(self, event: JobEvent) -> None:
         match event:
+            case Progressed() | Checkpointed() | EpochEnded():
+                self._report(event)
             case Held():
                 self.held, self.held_by = (event.user or "", event.time), event.uid
             case Unheld():
@@ -472,8 +484,6 @@ class JobLog:
                 self.started_s = event.time if self.started_s is None else self.started_s
                 if isinstance(event, Started):
                     self.retry.retry_s = None
-            case Progressed() | Checkpointed() | EpochEnded():
-                self._report(event)
             case Preempted() | Requeued():
                 self._explain(event, unasked=isinstance(event, Requeued))
                 self.phase, self.attempt.change, self.attempt.begun = "preempted", None, None
@@ -598,21 +608,26 @@ class RunLog:
     def add(self, row: Event) -> None:
         event = checked(row)
         self.last_s = max(self.last_s, event.time)
-        if isinstance(event, Ordered | Requeued) and event.order is not None:
+        if isinstance(event, _Executed) and event.order is not None:
             before = self.executed if event.time == self.executed_s else ()
             self.executed, self.executed_s = (*before, event.order), event.time
         match event:
+            case (
+                Progressed() | Checkpointed() | EpochEnded() | Started() | Resized() | Moved() | Preempted()
+                | Requeued() | Finished() | Failed() | Cancelled() | Rejected()
+                | Held() | Unheld() | Prioritized() | Updated()
+            ):  # fmt: skip
+                self._of_job(event)
             case RunBegan():
                 self.info = self.info or event.info()
             case Decided():
                 self._decided(event)
             case Submitted():
                 self._submit(event)
-            case NodeDown():
+            case NodeDown() | NodeUp():
                 self.down.pop(event.node, None)  # the newest stands last
-                self.down[event.node] = event.reason or ""
-            case NodeUp():
-                self.down.pop(event.node, None)
+                if isinstance(event, NodeDown):
+                    self.down[event.node] = event.reason or ""
             case SlotQuarantined() | SlotCleared():
                 self.slot_faults.add(event)
                 self._slot(event)
@@ -626,8 +641,8 @@ class RunLog:
                 self._resume(event.node)
             case Released():
                 self.broken_off.pop(event.job, None)
-            case _ if event.job in self.jobs:
-                self._happened(self.jobs[event.job], event)
+            case _:
+                assert_never(event)
 
     def _submit(self, event: Submitted) -> None:
         stated = event.submission()
@@ -637,8 +652,12 @@ class RunLog:
         self.jobs[event.job] = self.active[event.job] = job
         self.counts.happened(event, 0.0, 0.0)
 
-    def _happened(self, job: JobLog, event: JobEvent) -> None:
-        job_id, before, repeated = job.job.id, job.phase, job.repeated_by(event)
+    def _of_job(self, event: JobEvent) -> None:
+        job_id = event.job
+        if job_id not in self.jobs:
+            return
+        job = self.jobs[job_id]
+        before, repeated = job.phase, job.repeated_by(event)
         job.add(event)
         if event.gpus is not None:
             self._pair(job, event)
@@ -662,7 +681,7 @@ class RunLog:
         before, job.beside = job.beside, None
         if before is not None:
             self.jobs[before].beside = None
-        named = event.beside if isinstance(event, Started | Resized | Moved) and event.gpus else None
+        named = event.beside if isinstance(event, _Changed) and event.gpus else None
         other = None if named is None else self.active.get(named)
         if other is not None and other.beside is None and other.placement == job.placement:
             job.beside, other.beside = other.job.id, job.job.id
