@@ -17,7 +17,7 @@ from pliant.tools.run.backends import resource_usage as measuring
 from pliant.tools.run.backends.resource_usage import GpuMeter, TreeMeter
 from pliant.tools.run.service import rules
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.executor import Executor
+from pliant.tools.run.service.job_rules import JobRules
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.rules import IdleWatch, StepParts, Straggler, StragglerWatch
 from pliant.tools.run.service.run import run_and_follow
@@ -215,7 +215,7 @@ def warnings(site: Site) -> list[str]:
 )
 def test_an_idle_job_is_named_shrunk_or_ended(site: Site, monkeypatch, then, events, why) -> None:
     monkeypatch.setattr(rules, "IDLE_LOOK_S", 0.05)
-    monkeypatch.setattr(Executor, "used", lambda self: dict.fromkeys(self.gangs, 0.01))
+    monkeypatch.setattr(JobRules, "used", lambda self: dict.fromkeys(self.executor.gangs, 0.01))
     rule = IdleRule.model_validate({"below": 0.1, "for_seconds": 0.3, "then": then})
     site.cluster = site.cluster.model_copy(update={"idle": rule})
     write_cluster(site.cluster, site.folder / "cluster.json")

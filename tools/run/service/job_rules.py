@@ -55,7 +55,7 @@ class JobRules:
         moves: bool,
     ) -> None:
         self._session = session
-        self._executor = executor
+        self.executor = executor
         self._clock = clock
         self._moves = moves
         idle, slow = cluster.idle, cluster.stragglers
@@ -82,16 +82,16 @@ class JobRules:
         watch, now_s = self._idle_watch, time.monotonic()
         if watch is None or not watch.is_due(now_s):
             return
-        gangs = self._executor.gangs
+        gangs = self.executor.gangs
         places = {job_id: frozenset(gang.target.slots) for job_id, gang in gangs.items()}
-        for idle in watch.look(self._used(), now_s, places):
+        for idle in watch.look(self.used(), now_s, places):
             job_id, then = idle.job_id, watch.rule.then if idle.for_s else "warn"
             if then == "end":
                 words = f"ended by the rule about idle jobs: {idle.words}"
                 yield RuleResult(end=cancel_event(job_id, self._clock(), words))
                 continue
             words = f"shrunk by the rule about idle jobs: {idle.words}"
-            targets = self._executor.targets
+            targets = self.executor.targets
             report = targets.shrink_idle(job_id, words, SHRUNK_S) if then == "shrink" else None
             if report is not None:
                 watch.forget(job_id)
@@ -99,9 +99,9 @@ class JobRules:
             else:
                 yield RuleResult([idle_event(job_id, self._clock(), idle)])
 
-    def _used(self) -> dict[str, float | None]:
+    def used(self) -> dict[str, float | None]:
         """The part of its slots that each job uses that trains; None where that is not known."""
-        used, executor = dict[str, float | None](), self._executor
+        used, executor = dict[str, float | None](), self.executor
         for job_id, gang in executor.gangs.items():
             if gang.serves(executor.targets.get(job_id)) and not gang.target.job.on_cpus:
                 slots = gang.target.slots
@@ -116,16 +116,16 @@ class JobRules:
             return
         changed = watch.look(self._step_parts(log), now_s)
         yield RuleResult([straggler_event(self._clock(), each) for each in changed])
-        if watch.rule.then == "move" and self._moves and self._executor.backend.in_place:
+        if watch.rule.then == "move" and self._moves and self.executor.backend.in_place:
             for straggler in watch.named:
                 if straggler.has_peers:
                     yield from self._move_off(straggler, log)
 
     def _step_parts(self, log: RunLog) -> Iterator[StepParts]:
         """What the workers of settled jobs need of a step, where that is known."""
-        for job_id, gang in self._executor.gangs.items():
+        for job_id, gang in self.executor.gangs.items():
             progress = log.newest.get(job_id)
-            if progress is not None and gang.serves(self._executor.targets.get(job_id)):
+            if progress is not None and gang.serves(self.executor.targets.get(job_id)):
                 parts = StepParts.of(gang.plan, progress)
                 if parts is not None:
                     yield parts
@@ -141,13 +141,13 @@ class JobRules:
             for node in session.cluster.nodes
             if node.gpu_type == job.gpu_type and node.name not in session.cluster.drained
         }
-        own, nodes = dict(job.placement), self._executor.nodes
+        own, nodes = dict(job.placement), self.executor.nodes
         names = sorted(
             (name for name, count in free.items() if count > 0),
             key=lambda name: (name != slow, name not in own, free[name], name),
         )
         slots = (slot for name in names for slot in _slots_on(nodes[name]))
-        report = self._executor.targets.move_off(job.id, straggler.slot, slots, straggler.words)
+        report = self.executor.targets.move_off(job.id, straggler.slot, slots, straggler.words)
         if report is not None:
             yield RuleResult(report=report)
 
