@@ -38,7 +38,7 @@ def cluster_discover(
     ] = None,
     output: Annotated[str, typer.Option("-o", "--output", help="The cluster (JSON); - is stdout.")] = "-",
 ) -> None:
-    """Write what this machine or Slurm has as a cluster file.
+    """Write a cluster file of this machine or of Slurm's nodes.
 
     Of this machine, GPUs are those that the NVIDIA driver lists and
     CUDA_VISIBLE_DEVICES leaves; of a GPU in MIG mode, its instances. CPU
@@ -95,7 +95,7 @@ def cluster_release(
         str | None, typer.Option("--backend", help="Where its jobs ran.", show_default="as the cluster says")
     ] = None,
 ) -> None:
-    """Give back the nodes that a state directory holds and runs nothing on.
+    """Give back Slurm nodes on which a state directory runs nothing.
 
     On Slurm a run that leaves its jobs to the next one keeps its lease jobs;
     squeue lists them as pliant-…

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DECISIONS: Final = "What the policy decides by"
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
+QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")]
 PARAM = Annotated[
     list[str] | None,
     typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
@@ -39,7 +39,7 @@ TIME_BUDGET = Annotated[
         "--time-budget",
         parser=duration(),
         metavar=DURATION_SHOWN,
-        help="Let a policy that searches do so this long for each decision: its parameter time_budget_s.",
+        help="Time for each decision of a policy that searches: its parameter time_budget_s.",
         rich_help_panel=DECISIONS,
     ),
 ]
@@ -86,7 +86,7 @@ PREDICTOR = Annotated[
     typer.Option(
         "--predictor",
         metavar="FILE",
-        help="What predictions begin from (JSON, of pliant predictor fit).",
+        help="Predictor to start from (JSON, by pliant predictor fit).",
         show_default="what was learned before",
         rich_help_panel=DECISIONS,
     ),

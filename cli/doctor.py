@@ -36,7 +36,7 @@ def doctor(
     format: FORM = Form.table,
     output: TO_FILE = "-",
 ) -> None:
-    """Check that everything is there that runs need, and say what to do where it is not.
+    """Check what runs need, and say how to fix what is missing.
 
     A line for each check: ok, warning (runs work, worse than they could) or
     problem (they fail, or lose something; exit code 69). It also says where each

@@ -50,7 +50,7 @@ def init(
         typer.Option("--gres", metavar="gpu:TYPE", help="Slurm: GPUs of this type.", show_default="all"),
     ] = None,
 ) -> None:
-    """Look what there is, write the files to begin with, and say the next command.
+    """Write a cluster file, settings and a first job for this machine or Slurm.
 
     cluster.json is what pliant cluster discover finds, pliant.toml names it,
     a state directory and a policy, and jobs.jsonl holds a first job that runs
@@ -244,14 +244,14 @@ def _line(job: Mapping[str, object]) -> str:
 
 def new_policy(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the policy, like my-policy.", show_default=False)
+        str, typer.Argument(metavar="NAME", help="Name of the policy, like my-policy.", show_default=False)
     ],
     folder: Annotated[
         Path | None,
         typer.Argument(metavar="[DIR]", help="The folder of the package.", show_default="pliant-NAME"),
     ] = None,
 ) -> None:
-    """Make a package with a policy of your own: it works, and is there to be changed.
+    """Make a package with a working policy, to be changed into your own.
 
     It has the policy, its test (the checks that pliant's own policies pass) and a
     pyproject.toml. Prints the files. docs/writing-a-policy.md explains them.
@@ -302,9 +302,9 @@ def examples(
 
 
 def demo(
-    folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="Where it writes; made if it is not there.")
-    ] = Path("pliant-demo"),
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder to write; made if missing.")] = Path(
+        "pliant-demo"
+    ),
     *,
     replay: Annotated[
         bool,

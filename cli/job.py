@@ -54,13 +54,11 @@ def log(
     ] = None,
     attempt: Annotated[
         int | None,
-        typer.Option(
-            "--attempt", metavar="N", min=1, help="Of that start of the job.", show_default="the newest"
-        ),
+        typer.Option("--attempt", metavar="N", min=1, help="Attempt to print.", show_default="the newest"),
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option("--rank", metavar="N", min=0, help="Of that worker alone.", show_default="all"),
+        typer.Option("--rank", metavar="N", min=0, help="Worker to print.", show_default="all"),
     ] = None,
     repair: Annotated[
         bool,
@@ -91,7 +89,7 @@ def log(
     directory = state_directory(state)
     is_of_jobs = bool(jobs or user or states)
     if (attempt, rank) != (None, None) and (repair or not is_of_jobs):
-        raise UsageError("--attempt and --rank are about the output of a job: name one")
+        raise UsageError("--attempt and --rank choose output of a job: name one")
     if repair:
         if is_of_jobs or follow or tail is not None:
             text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
@@ -148,11 +146,11 @@ def wait(
         ),
     ] = math.inf,
 ) -> None:
-    """Wait until jobs have ended, and say how: a line for each, as it ends.
+    """Wait until jobs have ended; print a line for each as it ends.
 
-    It says finished, failed, timed out or cancelled, and why. The exit code is
-    5 unless all have finished, or 6 if the others were ended by limits of their
-    own. A job that failed and is tried again has not ended.
+    A line says finished, failed, timed out or cancelled, and why. The exit code
+    is 5 unless all have finished, or 6 if only their own limits ended the
+    others. A job that failed and is retried has not ended.
 
     Example: pliant submit jobs.jsonl | xargs pliant wait
 
@@ -254,7 +252,7 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     output: TO_FILE = "-",
 ) -> None:
-    """Say why a job waits, or what it has cost.
+    """Show why a job waits, or what it has cost.
 
     Of a waiting job: the policy's reason, what it needs, which jobs hold the
     GPUs, when they end and when it starts. Of a job that has held GPUs: the GPU

@@ -36,17 +36,17 @@ COMMANDS: Final = (
     (
         "run",
         TOOLS,
-        "Execute a schedule on real processes: start, stop, resize and resume jobs with torchrun.",
+        "Execute a schedule: start, stop, resize and resume real jobs.",
     ),
     (
         "replay",
         TOOLS,
-        "Replay a trace under one or more policies, by discrete events; equal inputs give equal files.",
+        "Simulate a trace under one or more policies; equal inputs give equal files.",
     ),
     (
         "report",
         TOOLS,
-        "The answer first: metrics, tables and figures from event files, one policy beside another.",
+        "Compare runs: metrics, tables and figures from their event files.",
     ),
     (
         "demo",
@@ -58,61 +58,55 @@ COMMANDS: Final = (
         START,
         "Copy the examples into DIR/examples: training scripts, jobs, clusters, and the demos.",
     ),
-    ("verify", START, "Check that a script trains alike on any number of workers, before it is submitted."),
+    ("verify", START, "Check that a script trains the same on any number of workers."),
     (
         "serve",
         LIVE,
-        "Run the jobs that all accounts of a machine submit, each as its own user; only root can.",
+        "Run the jobs of all accounts of a machine, each as its own user; only root can.",
     ),
-    ("submit", LIVE, "Give jobs to a state directory, all of them or none, and print their ids."),
-    ("cancel", LIVE, "End jobs, running or waiting: all that are named, or none if one is unknown."),
+    ("submit", LIVE, "Submit jobs, all of them or none, and print their ids."),
+    ("cancel", LIVE, "Cancel running or waiting jobs: all that are named, or none."),
     (
         "hold",
         LIVE,
-        "Keep jobs from running until pliant release: all that are named, or none if one is unknown.",
+        "Keep jobs from running until pliant release: all that are named, or none.",
     ),
     (
         "release",
         LIVE,
-        "Let jobs run again that pliant hold stopped: all that are named, or none if one is unknown.",
+        "Let held jobs run again: all that are named, or none.",
     ),
-    ("priority", LIVE, "Give jobs another priority, whether they run or wait."),
+    ("priority", LIVE, "Change the priority of running or waiting jobs."),
     (
         "update",
         LIVE,
-        "Change what jobs ask for, whether they wait or run: all that are named, or none if one cannot be.",
+        "Change the GPUs, nodes and limits of jobs: of all that are named, or of none.",
     ),
     (
         "requeue",
         LIVE,
-        "Let jobs wait and start again, also ended ones: all that are named, or none if one is unknown.",
+        "Start jobs again, also ended ones: all that are named, or none.",
     ),
     (
         "drain",
         LIVE,
-        "Give nodes no further work until pliant resume: all that are named, or none if one is unknown.",
+        "Start no more jobs on nodes until pliant resume: on all that are named, or none.",
     ),
     (
         "resume",
         LIVE,
-        (
-            "Give nodes work again that pliant drain has taken out: all that are named, or none if one is "
-            "unknown."
-        ),
+        "Return drained nodes to service: all that are named, or none.",
     ),
     (
         "status",
         LIVE,
         "Show the jobs of a state directory and whether a run is in progress, or describe one job.",
     ),
-    ("why", LIVE, "Say why a job waits, or what it has cost."),
+    ("why", LIVE, "Show why a job waits, or what it has cost."),
     (
         "top",
         LIVE,
-        (
-            "Show what each job that runs uses: GPUs, speed, step time, batch, loss, and when it was heard "
-            "of last."
-        ),
+        "Show what each running job uses: GPUs, speed, step time, batch, loss, last report.",
     ),
     ("log", LIVE, "Print the output of the newest attempt of each job, file by file."),
     (
@@ -120,14 +114,14 @@ COMMANDS: Final = (
         LIVE,
         "Show the Python stacks of all workers of a running job, equal ones once, the newest call first.",
     ),
-    ("wait", LIVE, "Wait until jobs have ended, and say how: a line for each, as it ends."),
+    ("wait", LIVE, "Wait until jobs have ended; print a line for each as it ends."),
     (
         "whatif",
         LIVE,
-        "Say what would become of the jobs of a run if something were different. Nothing is changed.",
+        "Predict a run with other nodes, jobs or another policy. Nothing is changed.",
     ),
-    ("doctor", LIVE, "Check that everything is there that runs need, and say what to do where it is not."),
-    ("init", FILES, "Look what there is, write the files to begin with, and say the next command."),
+    ("doctor", LIVE, "Check what runs need, and say how to fix what is missing."),
+    ("init", FILES, "Write a cluster file, settings and a first job for this machine or Slurm."),
     (
         "validate",
         FILES,
@@ -136,9 +130,9 @@ COMMANDS: Final = (
     ("schema", FILES, "Print the schema of a kind of file: a JSON Schema, or for a table its columns."),
     ("policies", FILES, "List the policies, or describe one: what it does, its parameters, what it needs."),
     ("man", FILES, "Write manual pages: pliant(1), and one for each command."),
-    ("profile merge", FILES, "Put several profiles into one."),
+    ("profile merge", FILES, "Merge several profiles into one."),
     ("profile diff", FILES, "Show which rows differ between two profiles."),
-    ("profile prune", FILES, "Take rows out of a profile: those that match all options."),
+    ("profile prune", FILES, "Remove rows from a profile: those that match all options."),
 )
 """Name, panel and first sentence of each command: the help of all says no more, so it makes none of them."""
 MODULES: Final = {
@@ -154,10 +148,10 @@ MODULES: Final = {
 }
 """Modules of commands that share one; others are named like their command."""
 GROUPS: Final = (
-    ("new", FILES, "Make files to begin with: the package of a policy of your own."),
+    ("new", FILES, "Make the package of a policy of your own."),
     ("trace", FILES, "Make job traces: import published ones, or generate."),
-    ("cluster", FILES, "Make cluster files: find out what there is."),
-    ("predictor", FILES, "Predict how far jobs are that do not state their work."),
+    ("cluster", FILES, "Make cluster files, and give back leased nodes."),
+    ("predictor", FILES, "Fit predictors for jobs that do not state their work."),
 )
 CALCULATING: Final = {"schedule", "replay", "report", "status", "why", "top", "whatif", "trace", "predictor"}
 """Commands that start no training, which would inherit what is set for them."""

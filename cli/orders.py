@@ -77,7 +77,7 @@ def cancel(
     user: USERS = None,
     states: STATES_ARE = None,
 ) -> None:
-    """End jobs, running or waiting: all that are named, or none if one is unknown.
+    """Cancel running or waiting jobs: all that are named, or none.
 
     Workers stop at a step boundary with a checkpoint. Without a run in progress
     it takes effect with the next one. A job that has ended stays as it is.
@@ -98,7 +98,7 @@ def hold(
     user: USERS = None,
     states: STATES_ARE = None,
 ) -> None:
-    """Keep jobs from running until pliant release: all that are named, or none if one is unknown.
+    """Keep jobs from running until pliant release: all that are named, or none.
 
     A running job stops with a checkpoint at the next decision and keeps its
     work. A job that is held gets no GPUs and counts in no share. Without a run
@@ -111,12 +111,12 @@ def hold(
 
 
 def release(
-    jobs: Annotated[list[str] | None, ids("Jobs to let go.")] = None,
+    jobs: Annotated[list[str] | None, ids("Jobs to release.")] = None,
     state: STATE = None,
     user: USERS = None,
     states: STATES_ARE = None,
 ) -> None:
-    """Let jobs run again that pliant hold stopped: all that are named, or none if one is unknown.
+    """Let held jobs run again: all that are named, or none.
 
     They wait for GPUs again and go on from their last checkpoint. Nothing
     happens to a job that is not held.
@@ -140,11 +140,11 @@ def priority(
     user: USERS = None,
     states: STATES_ARE = None,
 ) -> None:
-    """Give jobs another priority, whether they run or wait.
+    """Change the priority of running or waiting jobs.
 
-    What priorities mean is the policy's to say: see pliant policies NAME. The
-    policy is asked again at once; without a run in progress it takes effect
-    with the next one.
+    pliant policies NAME says how the policy uses priorities. The policy
+    decides again at once; without a run in progress it takes effect with the
+    next one.
 
     Example: pliant priority char-lm 10 --state live
     """
@@ -179,7 +179,7 @@ def update(
     ] = None,
     only: Annotated[str | None, _new("--only", "NODE,…|any", "The only nodes that it may run on.")] = None,
     exclude: Annotated[str | None, _new("--exclude", "NODE,…|none", "Nodes that it may not run on.")] = None,
-    batch: Annotated[int | None, _new("--batch", "N", "Its global batch.", min=1)] = None,
+    batch: Annotated[int | None, _new("--batch", "N", "Global batch.", min=1)] = None,
     limit: Annotated[
         str | None, _new("--limit", f"{DURATION_SHOWN}|none", "For how long it may hold GPUs, in all.")
     ] = None,
@@ -189,11 +189,11 @@ def update(
     user: USERS = None,
     states: STATES_ARE = None,
 ) -> None:
-    """Change what jobs ask for, whether they wait or run: all that are named, or none if one cannot be.
+    """Change the GPUs, nodes and limits of jobs: of all that are named, or of none.
 
-    A job that runs goes on where what it holds is allowed after the change.
-    Else, and with another batch, CPUs or memory, it stops with a checkpoint and
-    starts again as it is to be. Without a run in progress it takes effect with the next one.
+    A running job continues if it may keep its GPUs after the change. Else, and
+    with another batch, CPUs or memory, it stops with a checkpoint and starts
+    again. Without a run in progress it takes effect with the next one.
 
     Example: pliant update char-lm --gpus 1-8 --state live
 
@@ -229,7 +229,7 @@ def update(
     stated = {name: change for name, change in changes.items() if change != {}} | back
     stated |= {name: change for name, change in where.items() if change is not None}
     if not stated:
-        raise UsageError("update what? name what is to change, as --gpus, --gpu-type, --batch or --limit")
+        raise UsageError("name what to change: --gpus, --gpu-type, --batch, --limit or another option")
     client = _client(state)
     _order(client, "update", chosen_jobs(client, jobs, user, states), changes=cast("Changes", stated))
 
@@ -243,7 +243,7 @@ def requeue(
     user: USERS = None,
     states: STATES_ARE = None,
 ) -> None:
-    """Let jobs wait and start again, also ended ones: all that are named, or none if one is unknown.
+    """Start jobs again, also ended ones: all that are named, or none.
 
     A running job stops with a checkpoint. It goes on from its last checkpoint;
     one that has finished begins at the start. Earlier failures no longer count.
@@ -260,7 +260,9 @@ def requeue(
 def drain(
     nodes: NODES,
     state: STATE = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; status shows it.", show_default=False)] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", help="Reason, shown by status.", show_default=False)
+    ] = "",
     now: Annotated[
         bool, typer.Option("--now", help="Let the jobs that run there leave at the next decision.")
     ] = False,
@@ -275,15 +277,15 @@ def drain(
         ),
     ] = None,
 ) -> None:
-    """Give nodes no further work until pliant resume: all that are named, or none if one is unknown.
+    """Start no more jobs on nodes until pliant resume: on all that are named, or none.
 
-    Jobs that run there finish there, at the size that they have. With --now
-    they leave: elastic jobs shrink to what they hold on other nodes, or move
-    there, the others stop with a checkpoint and wait. Without a run in progress
-    it takes effect with the next one.
+    Running jobs finish there at their size. With --now they leave: elastic
+    jobs shrink to their GPUs on other nodes, or move there, the others stop
+    with a checkpoint and wait. Without a run in progress it takes effect with
+    the next one.
 
-    --within is for a node that is about to be taken away: what has not left by
-    half of the time saves and stops.
+    --within is for a node that will be taken away: jobs that have not left by
+    half of the time save and stop.
 
     Example: pliant drain spot3 --state live --within 90s
 
@@ -297,10 +299,9 @@ def drain(
 
 
 def resume(nodes: NODES, state: STATE = None) -> None:
-    """Give nodes work again that pliant drain has taken out: all that are named, or none if one is unknown.
+    """Return drained nodes to service: all that are named, or none.
 
-    It also gives back the slots of the node on which workers of several jobs
-    died. Nothing happens to any other node.
+    Slots of the node on which workers of several jobs died return, too.
 
     Example: pliant resume node7 --state live
     """
@@ -355,4 +356,4 @@ def check_priority(priority: float) -> None:
 def note_ignored_priority(policy: str | None) -> None:
     """Say so if there is a policy that ignores the priorities that were stated."""
     if policy is not None:
-        note(f'policy "{policy}" does not look at priorities: they count once another one decides')
+        note(f'policy "{policy}" ignores priorities: they count under another policy')

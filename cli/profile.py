@@ -398,7 +398,7 @@ def profile_merge(
     *,
     output: OUT = "-",
 ) -> None:
-    """Put several profiles into one.
+    """Merge several profiles into one.
 
     Of rows that measure the same one is kept: an undisturbed one, and of these the newest.
 
@@ -416,8 +416,8 @@ def profile_merge(
 
 
 def profile_diff(
-    before: Annotated[str, typer.Argument(help="The profile that was.")],
-    after: Annotated[str, typer.Argument(help="The profile that is.")],
+    before: Annotated[str, typer.Argument(help="Earlier profile.")],
+    after: Annotated[str, typer.Argument(help="Later profile.")],
     *,
     least: Annotated[
         float, typer.Option("--least", min=0, help="Leave out steps that changed by a smaller fraction.")
@@ -489,7 +489,7 @@ def profile_prune(
     ] = None,
     output: OUT = "-",
 ) -> None:
-    """Take rows out of a profile: those that match all options.
+    """Remove rows from a profile: those that match all options.
 
     Measure again what is missing with --append: pliant profile jobs.jsonl --append kept.parquet.
 

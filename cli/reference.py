@@ -63,7 +63,7 @@ def priority_in_words(means: str | None) -> str:
 
     :param means: as :attr:`Policy.traits.priority_means` has it.
     """
-    return "the policy does not say" if means is None else means or "it does not look at them"
+    return "the policy does not say" if means is None else means or "it ignores them"
 
 
 def page(found: Description) -> list[str]:

@@ -275,7 +275,7 @@ def _shown(name: str, option: Option, notes: Sequence[object]) -> Any:
 
 @options_of(CommandOptions, (INPUTS, POLICIES, CLUSTER, _SWEEPS))
 def replay(context: typer.Context, *, jobs_by_name: str | None, **given: Any) -> None:
-    """Replay a trace under one or more policies, by discrete events; equal inputs give equal files.
+    """Simulate a trace under one or more policies; equal inputs give equal files.
 
     Example: pliant replay trace.jsonl --cluster cluster.json --profile profile.parquet
     --policy fifo,ares --rescale-cost 30s -o replays && pliant report replays/*.parquet
@@ -346,7 +346,7 @@ def _of_folder(options: CommandOptions) -> CommandOptions:
         for name, stated in ((PROFILE, options.profile), (CONVERGENCE, options.convergence))
     )
     if (profile, convergence) != (options.profile, options.convergence):
-        note(f"{folder}: also the measurements that its import wrote beside its jobs")
+        note(f"{folder}: also the measurements of its import")
     return replace(options, jobs=str(folder / JOBS), profile=profile, convergence=convergence)
 
 

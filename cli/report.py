@@ -111,7 +111,7 @@ def report(
     ] = None,
     simulated: Annotated[
         str | None,
-        typer.Option(metavar="EVENTS", help="Put this simulated run beside the measured one, job by job."),
+        typer.Option(metavar="EVENTS", help="Compare the measured run with this simulated one, job by job."),
     ] = None,
     profile: Annotated[
         str | None,
@@ -127,15 +127,15 @@ def report(
     all: Annotated[
         bool, typer.Option("--all", help="Show every figure, and the tests of --baseline.")
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say in a line what each row means.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain each row in a line.")] = False,
     each_run: Annotated[
         bool, typer.Option("--each-run", help="A column for every run, no means over seeds and traces.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Say where every run comes from, with all notes.")
+        bool, typer.Option("--verbose", help="Show the sources of every run, with all notes.")
     ] = False,
 ) -> None:
-    """The answer first: metrics, tables and figures from event files, one policy beside another.
+    """Compare runs: metrics, tables and figures from their event files.
 
     \b
     Examples:

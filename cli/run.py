@@ -20,7 +20,7 @@ from pliant.cli.run_options import RunArguments
     allow_root_jobs=Annotated[bool, typer.Option("--allow-root-jobs", hidden=True)],
 )
 def run(arguments: RunArguments) -> None:
-    """Execute a schedule on real processes: start, stop, resize and resume jobs with torchrun.
+    """Execute a schedule: start, stop, resize and resume real jobs.
 
     Without --until-done it starts what the schedule says and leaves; the
     jobs train on. With it, submit_time counts from now and the policy
@@ -28,9 +28,9 @@ def run(arguments: RunArguments) -> None:
     is not a terminal. Ctrl-C stops all jobs with checkpoints (twice: kills
     them); --until-done with the same --state and no schedule goes on.
 
-    With --follow it takes up what pliant submit and others ask for, until
-    Ctrl-C; the jobs train on, and --follow with the same --state takes them
-    up again. pliant serve does so for all accounts.
+    With --follow it executes submissions and other orders until Ctrl-C; the
+    jobs train on, and --follow with the same --state adopts them. pliant
+    serve does so for all accounts.
 
     Example: pliant run --follow --state live --policy fair-share --cluster cluster.json
 

@@ -70,13 +70,11 @@ class RunArguments:
     ] = None
     until_done: Annotated[
         bool,
-        typer.Option(
-            "--until-done", help="Stay until all jobs have ended; ask the policy again at every end."
-        ),
+        typer.Option("--until-done", help="Stay until all jobs have ended; decide again at every end."),
     ] = False
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Stay until Ctrl-C; ask the policy as jobs are submitted and end."),
+        typer.Option("--follow", help="Stay until Ctrl-C; decide as jobs are submitted and end."),
     ] = False
     policy: Annotated[
         str | None,
@@ -96,13 +94,13 @@ class RunArguments:
         str | None,
         typer.Option(
             "--cluster",
-            help="The cluster (JSON) that --follow begins a run with; later the same.",
+            help="The cluster (JSON) of a new run with --follow.",
             show_default="cluster in pliant.toml",
         ),
     ] = None
-    profile: Annotated[str | None, typer.Option("--profile", help="Measured speeds (Parquet), likewise.")] = (
-        None
-    )
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Measured speeds (Parquet) of a new run.")
+    ] = None
     munge: Annotated[bool, typer.Option("--munge", help="Serve the other hosts of a Slurm cluster, too.")] = (
         False
     )
@@ -135,7 +133,7 @@ class RunArguments:
         bool,
         typer.Option(
             "--restored",
-            help="The state directory is a copy, and nothing of the one that it was made of runs any more.",
+            help="The state directory is a copy, and nothing of its original still runs.",
             rich_help_panel=_OPERATION,
         ),
     ] = False

@@ -102,14 +102,14 @@ def schedule(
     preemptible: PREEMPTIBLE = None,
     predictor: PREDICTOR = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say why, and when jobs start and end; a table on stderr.")
+        bool, typer.Option("--explain", help="Show reasons, starts and ends of jobs in a table on stderr.")
     ] = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Fail where the inputs leave something open, instead of assuming it."),
     ] = False,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
+        bool, typer.Option("--no-check", help="Accept jobs even if their script is not found here.")
     ] = False,
     timing: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Write how long the decision took.")

@@ -29,19 +29,18 @@ from pliant.cli.run_options import RunArguments
         str | None,
         typer.Option(
             "--cluster",
-            help="The cluster (JSON) that a run begins with; later the same.",
+            help="The cluster (JSON) of a new run.",
             show_default="cluster in pliant.toml",
         ),
     ],
     detach=Annotated[bool, typer.Option("--detach", help="Run in the background.")],
 )
 def serve(arguments: RunArguments) -> None:
-    """Run the jobs that all accounts of a machine submit, each as its own user; only root can.
+    """Run the jobs of all accounts of a machine, each as its own user; only root can.
 
-    It takes up what pliant submit and others ask for, until Ctrl-C. The jobs
-    train on, and serve with the same --state takes them up again. Each account
-    orders its own jobs and sees of the others what the file of --roles lets it
-    see.
+    It executes submissions and other orders until Ctrl-C. The jobs train on,
+    and serve with the same --state adopts them. Each account orders its own
+    jobs and sees of the others what the file of --roles allows.
 
     Example: pliant serve --state /srv/pliant/state --policy fair-share --cluster cluster.json
     """

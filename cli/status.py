@@ -179,7 +179,7 @@ def status(
         ),
     ] = False,
     every: _EVERY = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Add what the policy says.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Add the policy's reasons.")] = False,
     user: Annotated[
         list[str] | None,
         typer.Option("--user", "-u", metavar="NAME,…", help="Only jobs of these users.", show_default=False),
@@ -494,7 +494,7 @@ def top(
     format: FORM = Form.table,
     output: TO_FILE = "-",
 ) -> None:
-    """Show what each job that runs uses: GPUs, speed, step time, batch, loss, and when it was heard of last.
+    """Show what each running job uses: GPUs, speed, step time, batch, loss, last report.
 
     The figures are those that the job's workers report about once a second.
     It only reads, so it works while a run holds the directory.

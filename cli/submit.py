@@ -42,7 +42,7 @@ _OF_SHELLS: Final = frozenset({"|", "||", "&&", ">", ">>", "<", "2>&1"})
 
 SCRIPT_ARGUMENTS = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- ARGUMENT…]", help="Of the script.", show_default=False),
+    typer.Argument(metavar="[-- ARGUMENT…]", help="Arguments of the script.", show_default=False),
 ]
 
 
@@ -72,7 +72,7 @@ def submit(
         typer.Option(
             "--gpus",
             metavar="N|N-M|N,M",
-            help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic; 0: none.",
+            help="Script only: GPUs; N-M or sizes like 1,2,4 make the job elastic; 0: none.",
             show_default="1, or what pliant.toml says",
         ),
     ] = None,
@@ -81,7 +81,7 @@ def submit(
         typer.Option(
             "--gpu-type",
             metavar="TYPE,…",
-            help="Of a script: the only GPU types that it may run on.",
+            help="Script only: GPU types that it may run on.",
             show_default="any",
         ),
     ] = None,
@@ -91,7 +91,7 @@ def submit(
             "--gpu-memory",
             parser=size(),
             metavar=SIZE_SHOWN,
-            help="Of a script: the least memory of each of its GPUs.",
+            help="Script only: least memory of each GPU.",
             show_default="any",
         ),
     ] = None,
@@ -100,7 +100,7 @@ def submit(
         typer.Option(
             "--cpus",
             min=0,
-            help="Of a script: CPU cores for each of its GPUs, with --gpus 0 in all.",
+            help="Script only: CPU cores for each GPU; with --gpus 0 in all.",
             show_default="none in particular",
         ),
     ] = None,
@@ -110,7 +110,7 @@ def submit(
             "--memory",
             parser=size(),
             metavar=SIZE_SHOWN,
-            help="Of a script: main memory for each of its GPUs, with --gpus 0 in all.",
+            help="Script only: main memory for each GPU; with --gpus 0 in all.",
             show_default="none in particular",
         ),
     ] = None,
@@ -119,7 +119,7 @@ def submit(
         typer.Option(
             "--constraint",
             metavar="EXPRESSION",
-            help='Of a script: labels of the nodes that it may run on, as nvlink, "!old", rack=a or '
+            help='Script only: labels of the nodes that it may run on, as nvlink, "!old", rack=a or '
             '"rack in (a,b)"; several all hold.',
             show_default=False,
         ),
@@ -129,7 +129,7 @@ def submit(
         typer.Option(
             "--only",
             metavar="NODE,…",
-            help="Of a script: the only nodes that it may run on, as node1,node[3-5].",
+            help="Script only: nodes that it may run on, as node1,node[3-5].",
             show_default="any",
         ),
     ] = None,
@@ -138,17 +138,17 @@ def submit(
         typer.Option(
             "--exclude",
             metavar="NODE,…",
-            help="Of a script: nodes that it may not run on.",
+            help="Script only: nodes that it may not run on.",
             show_default="none",
         ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", min=1, help="Of a script: its global batch.", show_default=False),
+        typer.Option("--batch", min=1, help="Script only: global batch.", show_default=False),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Of a script: the job's id.", show_default="the script's name"),
+        typer.Option("--name", help="Script only: id of the job.", show_default="the script's name"),
     ] = None,
     limit: Annotated[
         float | None,
@@ -156,7 +156,7 @@ def submit(
             "--limit",
             parser=duration(),
             metavar=DURATION_SHOWN,
-            help="Of a script: it is asked to save and ended after holding GPUs for so long.",
+            help="Script only: save and end after holding GPUs for this long.",
             show_default="none",
         ),
     ] = None,
@@ -166,19 +166,19 @@ def submit(
             "--retries",
             min=0,
             max=1000,
-            help="Of a script: how many failures in a row are retried.",
+            help="Script only: failures in a row that are retried.",
             show_default="as the run says",
         ),
     ] = None,
     relaunch: Annotated[
         bool,
-        typer.Option("--relaunch", help="Of a script: it is resized by saving and starting again."),
+        typer.Option("--relaunch", help="Script only: resize it by saving and starting again."),
     ] = False,
     torchrun: Annotated[
         bool | None,
         typer.Option(
             "--torchrun/--no-torchrun",
-            help="Of a script: a worker for each of its GPUs, or one process.",
+            help="Script only: a worker for each GPU, or one process.",
             show_default="what its imports say",
         ),
     ] = None,
@@ -187,7 +187,7 @@ def submit(
         typer.Option(
             "--tasks",
             metavar="node|slot",
-            help="Of a script: start it once for each of its nodes, or for each of its GPUs.",
+            help="Script only: start it once for each node, or for each GPU.",
             show_default="once in all",
         ),
     ] = None,
@@ -196,7 +196,7 @@ def submit(
         typer.Option(
             "--python",
             metavar="PATH",
-            help="Of a script: the Python that runs it.",
+            help="Script only: Python that runs it.",
             show_default="that of the active environment",
         ),
     ] = None,
@@ -226,7 +226,7 @@ def submit(
         typer.Option(
             "--container",
             metavar="IMAGE",
-            help="Of a script: each of its processes runs in that image.",
+            help="Script only: image in which its processes run.",
             show_default=False,
         ),
     ] = None,
@@ -235,7 +235,7 @@ def submit(
         typer.Option(
             "--container-runtime",
             metavar="NAME",
-            help="Of --container: podman, apptainer, docker or pyxis.",
+            help="Runtime of --container: podman, apptainer, docker or pyxis.",
             show_default="podman",
         ),
     ] = None,
@@ -244,7 +244,7 @@ def submit(
         typer.Option(
             "--container-mount",
             metavar="SOURCE[:TARGET[:ro]]",
-            help="Of --container: a file or folder that it sees, too.",
+            help="File or folder that the container sees, too.",
             show_default=False,
         ),
     ] = None,
@@ -253,7 +253,7 @@ def submit(
         typer.Option(
             "--container-option",
             metavar="WORD",
-            help="Of --container: an option of its runtime, as --container-option=--shm-size=8g.",
+            help="Option of the runtime, as --container-option=--shm-size=8g.",
             show_default=False,
         ),
     ] = None,
@@ -290,7 +290,7 @@ def submit(
         typer.Option(
             "--max-failures",
             min=0,
-            help="Of an array: once more of its jobs have failed, the others are cancelled.",
+            help="Array only: cancel the others once more than this many jobs have failed.",
             show_default="none is",
         ),
     ] = None,
@@ -306,14 +306,16 @@ def submit(
     ] = None,
     begin: Annotated[
         str | None,
-        typer.Option("--begin", metavar="WHEN", help="They arrive then, not now.", show_default=False),
+        typer.Option(
+            "--begin", metavar="WHEN", help="Arrival of these jobs, instead of now.", show_default=False
+        ),
     ] = None,
     deadline: Annotated[
         str | None,
         typer.Option(
             "--deadline",
             metavar="WHEN",
-            help="They are worth something until then only, for policies that know deadlines.",
+            help="Deadline of these jobs, for policies that use deadlines.",
             show_default=False,
         ),
     ] = None,
@@ -325,13 +327,15 @@ def submit(
             "ignore; links lead to the rest.",
         ),
     ] = False,
-    hold: Annotated[bool, typer.Option("--hold", help="They wait for pliant release.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Hold these jobs until pliant release.")] = False,
     priority: Annotated[
         float | None,
-        typer.Option("--priority", help="Of all these jobs, instead of what they state.", show_default=False),
+        typer.Option(
+            "--priority", help="Priority of all these jobs, instead of their own.", show_default=False
+        ),
     ] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
+        bool, typer.Option("--no-check", help="Accept jobs even if their script is not found here.")
     ] = False,
     wait: Annotated[
         bool,
@@ -349,17 +353,18 @@ def submit(
         ),
     ] = False,
 ) -> None:
-    """Give jobs to a state directory, all of them or none, and print their ids.
+    """Submit jobs, all of them or none, and print their ids.
 
-    A run in progress (pliant run --follow, --until-done) takes them up at
-    once; otherwise they wait for the next one. When an id is printed, the job
-    is on disk. submit_time counts from now. A job is refused if its script is
-    missing, seen from the job's workdir.
+    A run in progress (pliant run --follow, --until-done) gets them at once;
+    otherwise they wait for the next one. When an id is printed, the job is on
+    disk. submit_time counts from now. A job is refused if its script is
+    missing, seen from the job's workdir. Options marked "script only" do not
+    apply to a file of jobs.
 
     A script or program is started once. torchrun starts a worker for each GPU
     of a script that imports torch.distributed, Lightning and the like; a line
     says so. Lines "#PLIANT --gpus 2" at the top of a script are options; those
-    of the command line count before them.
+    of the command line take precedence.
 
     WHEN is seconds from now, a time like +2h, a time of day like 22:00, or a
     date like 2026-03-01T08:30. A job of an array finds its number in
@@ -394,7 +399,7 @@ def submit(
     if script is not None and script.command:
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         if max_failures is not None and array is None:
-            raise UsageError("--max-failures is about an array: give --array, too")
+            raise UsageError("--max-failures needs an array: give --array, too")
         numbers = None if array is None else numbers_of(array, max_failures)
         submitted = of_script(script.command, fields, directory, numbers, dry_run=dry_run)
     else:
@@ -477,9 +482,9 @@ def _say_what_counts(done: SubmittedJobs, client: Client, named: Sequence[Job]) 
 
     note_ignored_priority(done.ignores_priority)
     if done.ignores_weight is not None:
-        note(f'policy "{done.ignores_weight}" has no place for weights: they count once another one decides')
+        note(f'policy "{done.ignores_weight}" ignores weights: they count under another policy')
     if done.overlooked_deadlines is not None:
-        note(f"{done.overlooked_deadlines}: they count once another one decides")
+        note(f"{done.overlooked_deadlines}: they count under another policy")
     if not client.is_served:
         state = client.state
         by = f"from cron, or pliant run --follow --state {state}"

@@ -92,7 +92,7 @@ def container_field(
         return None
     container = {**(configuration().job.get("container") or {}), **given}
     if "image" not in container:
-        raise UsageError("--container-… are about a container: name its image with --container")
+        raise UsageError("options --container-… need an image: name it with --container")
     return container
 
 

@@ -107,7 +107,7 @@ def trace_import(
         typer.Option(metavar="FACTOR", help="Multiply the time between submissions; jobs stay as they are."),
     ] = 1.0,
 ) -> None:
-    """Turn a public trace into jobs, and measurements into a profile and convergence tables.
+    """Import a trace as jobs, and measurements as a profile and convergence tables.
 
     Says on stderr how many rows it read, which it dropped and why, and what it
     had to assume. pollux, sia, ones, gavel, shockwave and elasticflow write a folder:
@@ -206,7 +206,7 @@ def synth(
         ),
     ] = "-",
 ) -> None:
-    """Make a trace with random arrivals; a recipe and a seed give the same bytes.
+    """Generate a trace with random arrivals; a recipe and a seed give the same bytes.
 
     Options replace what the recipe says. Recipes of published workloads are in experiments/recipes.
 
@@ -266,7 +266,7 @@ def export(
     *,
     output: Annotated[str, typer.Option("-o", "--output", help="File to write; - is stdout.")] = "-",
 ) -> None:
-    """Write a trace in the Standard Workload Format 2.2, for the tools of that field.
+    """Write a trace in the Standard Workload Format 2.2.
 
     Its processors are GPUs. Starts and ends are those that the trace recorded; without a recording, the run
     time is the GPU time over the GPUs requested, else not known (-1).
@@ -302,7 +302,7 @@ def describe(
     form: FORM = Form.table,
     output: TO_FILE = "-",
 ) -> None:
-    """Say what is in a trace: jobs, work, sizes, durations, arrivals, states, and the load of a cluster.
+    """Describe a trace: jobs, work, sizes, durations, arrivals, states, and the load of a cluster.
 
     Load is the GPU time of the jobs over that of the cluster from the first to the last submission.
 

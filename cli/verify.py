@@ -28,7 +28,7 @@ def verify(
     *,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", min=2, help="Its global batch.", show_default="what the job or script says"),
+        typer.Option("--batch", min=2, help="Global batch.", show_default="what the job or script says"),
     ] = None,
     samples: Annotated[
         int | None,
@@ -50,7 +50,7 @@ def verify(
     format: FORM = Form.table,
     output: TO_FILE = "-",
 ) -> None:
-    """Check that a script trains alike on any number of workers, before it is submitted.
+    """Check that a script trains the same on any number of workers.
 
     Three epochs of a few batches run as one plain process, on two workers, in
     micro-steps, through 1 → 2 → 1 workers, a worker that joins, a stop, and a
@@ -76,7 +76,7 @@ def verify(
         stated: dict[str, Any] = {"elastic": "size", "gpus": {"min": 1, "max": 2}}
         verified = of_script([jobs, *(arguments or ())], stated, None)
     elif arguments:
-        raise UsageError("arguments are about a script (*.py): in a file each job states them")
+        raise UsageError("arguments after -- need a script (*.py): in a file each job states its own")
     else:
         path = named_or_piped(jobs, "nothing to verify: name a script or a file")
         verified = read_jobs(path, configuration().job)

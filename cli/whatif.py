@@ -25,20 +25,20 @@ def whatif(
         typer.Option(
             "--add-nodes",
             metavar="N[:TYPE]",
-            help="With N nodes more, like the last one (of that GPU type).",
+            help="Add N nodes like the last one (of that GPU type).",
             show_default=False,
         ),
     ] = None,
     remove_node: Annotated[
         list[str] | None,
-        typer.Option("--remove-node", metavar="NODE", help="Without that node.", show_default=False),
+        typer.Option("--remove-node", metavar="NODE", help="Remove this node.", show_default=False),
     ] = None,
     cancel: Annotated[
         list[str] | None,
-        typer.Option("--cancel", metavar="ID", help="Without that job.", show_default=False),
+        typer.Option("--cancel", metavar="ID", help="Cancel this job.", show_default=False),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", help="Under that policy, or its file.", show_default=False)
+        str | None, typer.Option("--policy", help="Policy, or its file.", show_default=False)
     ] = None,
     param: PARAM = None,
     every: Annotated[
@@ -46,12 +46,12 @@ def whatif(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Say what would become of the jobs of a run if something were different. Nothing is changed.
+    """Predict a run with other nodes, jobs or another policy. Nothing is changed.
 
-    The run is replayed on from where it stands, once as it is and once as you
-    ask, with the speeds and costs that it has measured. Options may be given
-    together and repeated. Jobs yet to be submitted are not foreseen: ranges
-    come from how wrong such predictions were in this run before.
+    The run is simulated from its present state, once as it is and once with
+    the changes, at measured speeds and costs. Options may be combined and
+    repeated. Jobs yet to be submitted are unknown: ranges come from the errors
+    of earlier predictions of this run.
 
     Example: pliant whatif --add-nodes 2 --state live
 
@@ -64,9 +64,9 @@ def whatif(
 
     parameters = policy_parameters(param, None)
     if not (add_nodes or remove_node or cancel or policy):
-        raise UsageError("what if what? name --add-nodes, --remove-node, --cancel or --policy")
+        raise UsageError("name a change: --add-nodes, --remove-node, --cancel or --policy")
     if parameters and policy is None:
-        raise UsageError("--param is about the policy that --policy names")
+        raise UsageError("--param needs --policy, whose parameters it names")
     client = client_for(state_directory(state))
     question = WhatIfQuestion(
         add_nodes=add_nodes,

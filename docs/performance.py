@@ -43,12 +43,12 @@ _FINE_S: Final = 0.001
 
 
 class _Line(NamedTuple):
-    """A row of a table. ``{record[name]}`` in what stands beside it, or in its growth, is another value."""
+    """A row of a table. ``{record[name]}`` in its baseline, or in its growth, is another value."""
 
     record: str
     name: str
     what: str
-    beside: str = _DASH
+    baseline: str = _DASH
     growth: str = _DASH
 
 
@@ -99,7 +99,7 @@ size.""",
             *(
                 _Line(
                     *("replay_speed", f"{policy}_w6_process_units", f"workload 6, {policy}"),
-                    beside=_ARTIFACT % policy,
+                    baseline=_ARTIFACT % policy,
                 )
                 for policy in ("tiresias", "optimus", "pollux")
             ),
@@ -110,7 +110,7 @@ size.""",
                 "scale",
                 "sweep_overhead",
                 "a sweep of 50 replays of 1,000 jobs, two workers",
-                beside="1: their engines and one start",
+                baseline="1: their engines and one start",
             ),
             _Line("scale", "sweep_worker_mb", "a sweep with 100,000 jobs: memory of each further worker"),
             _Line("scale", "sweep_table_mb", "the same: memory of the trace, held once"),
@@ -161,10 +161,9 @@ one size.""",
     _Group(
         "Training jobs",
         """\
-What the library costs a job on CPU slots beside what it replaces; where plain DDP is over the library,
-more is better. What a change of a
-job costs by its workers, and figures of a GPU, are in [rescaling.md](rescaling.md); growth with more
-than three workers was not measured.""",
+What the library costs a job on CPU slots, compared with what it replaces; where plain DDP is over
+the library, more is better. What a change of a job costs by its workers, and figures of a GPU, are in
+[rescaling.md](rescaling.md); growth with more than three workers was not measured.""",
         (
             _Line(
                 *("rescale", "library_cpu_ratio_mlp_by_sample"),
@@ -200,7 +199,7 @@ than three workers was not measured.""",
 
 
 def performance_page() -> str:
-    """Units and seconds by topic, each beside its limit and its peers, and how they grow."""
+    """Units and seconds by topic, each with its limit and its peers, and how they grow."""
     rows = _records()
     values = _values(rows)
     replays, *others = (_group(group, rows, values) for group in _GROUPS)
@@ -235,8 +234,8 @@ def _head(rows: Records) -> str:
     missed = sum(row["holds"] is False for found in rows.values() for row in found.values())
     text = f"""How long replays, imports, decisions, commands and the live loop take. Each value is a row of
 `benchmarks/results/`, which `make bench NAME=…` writes ({names}). They were recorded on {_machines()}.
-A unit is the CPU time of a fixed loop that runs beside what is measured, {unit_s:g} s there, so units can be
-compared between machines. Beside a figure stands what the same takes otherwise, in the same unit. Growth is
+A unit is the CPU time of a fixed loop, measured at the same time, {unit_s:g} s there, so units can be
+compared between machines. The baseline is another way to do the same, in the same unit. Growth is
 the cost of one job, event or gang with many over that with few, so 1 is in proportion. A dash: not known, or
 ended for its time; of growth: measured at one size. Of all rows there, {missed} miss their limit."""
     return f"# What takes how long\n\n{_prose(text)}\n"
@@ -268,12 +267,12 @@ def _group(group: _Group, rows: Records, values: Mapping[str, Mapping[str, str]]
     table = [
         (
             *(line.what, _DASH if row is None else _value(row), _limit(row)),
-            *(_filled(text, values) for text in (line.beside, line.growth)),
+            *(_filled(text, values) for text in (line.baseline, line.growth)),
         )
         for line, row in found
     ]
     text = _prose(f"{group.text} {_within([row for _, row in found if row is not None])}")
-    return f"## {group.title}\n\n{text}\n\n{_table(('what', 'value', 'limit', 'beside', 'growth'), table)}"
+    return f"## {group.title}\n\n{text}\n\n{_table(('what', 'value', 'limit', 'baseline', 'growth'), table)}"
 
 
 def _value(row: Row) -> str:
@@ -281,7 +280,7 @@ def _value(row: Row) -> str:
 
 
 def _where(row: Row) -> str:
-    """The machine of a row, if it is another one than that of the rows beside it."""
+    """The machine of a row, if it is another one than that of its other rows."""
     return f" ({row['machine']})" if "machine" in row else ""
 
 

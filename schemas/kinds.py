@@ -79,7 +79,7 @@ def kind_of(data: bytes, source: str) -> str:
     named = _stated(data, source) or next((kind for kind in KINDS if kind in name), None)
     if named is None:
         if (text := foreign(data, source)) is not None:
-            raise BadInputError.one(source, f"is of no kind that pliant has: it {text}")
+            raise BadInputError.one(source, f"is no file of pliant: it {text}")
         expected = f'expected a "schema" field, or give --kind ({"|".join(KINDS)})'
         raise BadInputError.one(source, f"its kind is unclear{_why_not(data)}: {expected}")
     return named

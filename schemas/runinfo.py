@@ -43,7 +43,7 @@ class Assumption(Record):
     ]
     """``speed``: there is no profile; ``gpu_type``: it lacks a GPU type of the cluster; ``progress``: jobs
     name validation runs that are not there; ``unused_option``: an option names a model that no job has;
-    ``priority``: the policy does not look at priorities that jobs state; ``sharing``: how fast jobs are on
+    ``priority``: the policy ignores priorities that jobs state; ``sharing``: how fast jobs are on
     the same GPUs that were not measured together; ``busy_profile``: the machine was busy when speeds were
     measured, measurements disagree, or the throughput model misses them; ``rigid``: no job is elastic, and
     the policy then decides as another one does, which ``--strict`` lets pass; ``cost``: no start or no

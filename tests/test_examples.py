@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.parts import readme_commands
 from benchmarks.parts.slurm_cluster import SlurmCluster
 from benchmarks.parts.wheel import replays_from_wheel
 from pliant.schemas.io import read_jobs, write_profile
@@ -114,12 +113,6 @@ def test_the_commands_that_train_run_when_they_are_pasted(tmp_path: Path) -> Non
     assert re.search(r"^ digits +finished", reported, re.MULTILINE)
 
 
-def test_commands_count_up_to_the_first_that_fails() -> None:
-    block = "cat > a <<'END'\nfalse\nEND\npliant --version\nfalse\ntrue\n"
-    assert len(readme_commands.commands_of(block)) == 4
-    assert [row.value for row in readme_commands.figures([block])] == [0.5]
-
-
 @pytest.mark.services
 def test_a_wheel_in_an_empty_environment_replays(tmp_path: Path) -> None:
     done = replays_from_wheel(tmp_path)
@@ -129,7 +122,7 @@ def test_a_wheel_in_an_empty_environment_replays(tmp_path: Path) -> None:
 
 TUTORIALS = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
 SIMULATE = ("replay-last-month", "write-a-policy")
-TRAIN = ("profile-your-first-job", "live-loop")
+TRAIN = ("profile-your-first-job",)
 SLURM = "on-slurm"
 
 

@@ -24,12 +24,6 @@ def page(name: str, folder: Path) -> str:
     return (DOCS / name).read_text().replace(PLACE, shlex.quote(str(folder)))
 
 
-def test_the_pages_stay_short():
-    most = {"shared-cluster.md": 1500, "shared-cluster-use.md": 800}
-    words = {name: len((DOCS / name).read_text().split()) for name in most}
-    assert {name: count for name, count in words.items() if count > most[name]} == {}
-
-
 @pytest.mark.services
 def test_an_operator_sets_up_a_shared_cluster_by_the_page(tmp_path: Path):
     people.only_root_becomes_others()

@@ -130,7 +130,7 @@ def test_a_folder_that_an_import_wrote_is_an_input(here: Path) -> None:
     done, named = call(*replay), call(*replay, "--profile", "fast.parquet")
     ends = [parse_events(each.stdout_bytes, "stdout")[-1].time for each in (done, named)]
     assert ends == [20.0, 10.0]
-    said = "w6: also the measurements that its import wrote beside its jobs"
+    said = "w6: also the measurements of its import"
     assert (said in done.stderr, said in named.stderr) == (True, False)
     assert call("trace", "describe", "w6").stdout.startswith("1 job of no named user")
     valid = ["w6/jobs.jsonl: job, 1 record", "w6/profile.parquet: profile, 1 record"]

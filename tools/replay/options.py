@@ -107,7 +107,7 @@ class Conditions:
     predictor: Annotated[
         str | None,
         Option(
-            "What predictions begin from (JSON, of pliant predictor fit).",
+            "Predictor to start from (JSON, by pliant predictor fit).",
             POLICIES,
             default="nothing is known",
         ),
@@ -117,12 +117,12 @@ class Conditions:
         Option(f"Time without training when a job's GPUs change: {_COST}", CLUSTER, default=_UNSTATED),
     ] = None
     start_cost: Annotated[
-        str | None, Option(f"The same for a first start: {_COST}", CLUSTER, default=_UNSTATED)
+        str | None, Option(f"Time without training at a first start: {_COST}", CLUSTER, default=_UNSTATED)
     ] = None
     resume_cost: Annotated[
         str | None,
         Option(
-            "The same for a start after a preemption or a failure.",
+            "Time without training at a start after a preemption or a failure.",
             CLUSTER,
             default="what --rescale-cost says or has measured",
         ),

@@ -183,9 +183,7 @@ def levels_ignored(cluster: Cluster, name: str, parameters: Mapping[str, Any]) -
     """An assumption if the network has levels and the policy chooses nodes without a look at them."""
     if not cluster.levels or not make_policy(name, parameters).chooses_nodes():
         return []
-    text = (
-        f'policy "{name}" chooses nodes itself and does not look at {listed(cluster.levels)} of the network'
-    )
+    text = f'policy "{name}" chooses nodes itself and ignores {listed(cluster.levels)} of the network'
     return [Assumption(kind="unused_option", text=f"{text}: only the speeds of its jobs depend on them")]
 
 
@@ -195,7 +193,7 @@ def _ignored(
     if not jobs:
         return []
     who = f'job "{jobs[0]}" {verbs[0]}' if len(jobs) == 1 else f"{len(jobs)} jobs {verbs[1]}"
-    text = f'policy "{policy.name}" does not look at {what}: {who} one'
+    text = f'policy "{policy.name}" ignores {what}: {who} one'
     return [Assumption(kind="priority", text=text)]
 
 

@@ -1,4 +1,4 @@
-"""The package of a new policy: ``pliant new policy``. docs/writing-a-policy.md shows that of ``important``.
+"""The package of a new policy: ``pliant new policy``. docs/writing-a-policy.md explains it.
 
 It begins with a policy that works, to be changed: the most important jobs first.
 """

@@ -82,7 +82,7 @@ def policy_in_file(name: str) -> type[Policy]:
     listed = ", ".join(sorted(policy_by_name))
     if wanted is None:
         raise UsageError(
-            f"{path} holds several policies ({listed}): say which, as in {path}:{min(policy_by_name)}"
+            f"{path} holds several policies ({listed}): name one, as in {path}:{min(policy_by_name)}"
         )
     raise UsageError(f'{path} holds no policy "{wanted}"; it holds: {listed}')
 

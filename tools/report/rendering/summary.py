@@ -98,7 +98,7 @@ def _comparison(base: Group, compared: Sequence[Group], reference: Reference) ->
     beside = [each for each in others if each is not other]
     alike = [each.label for each in beside if (d := jct_difference(best, each)) and d.low and not d.is_known]
     if alike:
-        yield f"No difference from {best.label} that can be told: {', '.join(alike)}."
+        yield f"No clear difference from {best.label}: {', '.join(alike)}."
 
 
 def _ranked(columns: Sequence[Group]) -> list[Group]:
@@ -163,7 +163,7 @@ def _difference_text(difference: MeanRatio, other: Group, each: Group) -> str:
     if difference.low == difference.high == 1:
         return f"as under {name}"
     if not difference.is_known:
-        return f"no difference from {name} that can be told (95 % interval {_around(difference)}{over})"
+        return f"no clear difference from {name} (95 % interval {_around(difference)}{over})"
     if difference.ratio >= _FACTOR:
         factor, low, high = map(three_digits, (difference.ratio, difference.low, difference.high))
         return f"{factor} times that of {name} (95 % interval {low} to {high}{over})"

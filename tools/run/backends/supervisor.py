@@ -457,7 +457,7 @@ def use_meter(code_file: str) -> Any:
             _beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", "")
         )
     except Exception as error:  # noqa: BLE001 - the command matters more than what it uses
-        print(f"pliant: what is used is not measured: {error!r}", file=sys.stderr)
+        print(f"pliant: the use of slots is not measured: {error!r}", file=sys.stderr)
         return None
 
 

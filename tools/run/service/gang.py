@@ -310,7 +310,7 @@ class Gang(ABC):
         if overdue:
             where = self._places(overdue)
             kept = self._stacks.keep_answers(overdue, "these workers had nothing left to do, and did not end")
-            _log.warning("job %s: what is left on %s does not end: killed%s", self.handle.job, where, kept)
+            _log.warning("job %s: processes on %s do not end: killed%s", self.handle.job, where, kept)
             self._backend.stop(self.handle, "kill", overdue)
 
     @abstractmethod

@@ -622,7 +622,7 @@ def _overlooked_deadlines(state: Path, jobs: Iterable[Job]) -> str | None:
     cluster = read_schedule(StateDir(state.resolve()).schedule).cluster
     clauses = (policy_class(name).overlooks_deadline(job, cluster) for job in jobs)
     clause = next(filter(None, clauses), None)
-    return None if clause is None else f'policy "{name}" does not look at {clause}'
+    return None if clause is None else f'policy "{name}" ignores {clause}'
 
 
 def _policy_ignoring_weight(state: Path) -> str | None:

@@ -191,7 +191,7 @@ def test_jobs_that_state_what_the_policy_ignores_are_named(tmp_path: Path, polic
         found = SubmittedJobs.of(state, jobs, ids)
         assert found.ids == ids
         if found.overlooked_deadlines is not None:
-            assert found.overlooked_deadlines.startswith(f'policy "{policy}" does not look at ')
+            assert found.overlooked_deadlines.startswith(f'policy "{policy}" ignores ')
         assert {found.ignores_priority, found.ignores_weight} <= {policy, None}
         words = {"priority": found.ignores_priority, "weight": found.ignores_weight}
         words["deadline"] = found.overlooked_deadlines

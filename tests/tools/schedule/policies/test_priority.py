@@ -53,8 +53,8 @@ def test_each_policy_says_what_priorities_mean_to_it(policy: str):
     (line,) = [line for line in page(describe(policy)) if line.startswith("priorities of jobs: ")]
     jobs = [job("a"), job("b", priority=2.0)]
     ignored = priorities_ignored(jobs, policy_class(policy))
-    assert bool(ignored) == line.endswith("it does not look at them")
-    text = f'policy "{policy}" does not look at priorities: job "b" states one'
+    assert bool(ignored) == line.endswith("it ignores them")
+    text = f'policy "{policy}" ignores priorities: job "b" states one'
     assert [each.text for each in ignored] in ([], [text])
     assert priorities_ignored(jobs[:1], policy_class(policy)) == []
     assert not line.endswith("the policy does not say")
@@ -80,4 +80,4 @@ def test_weights_count_under_ares_and_shadow_price(policy: str):
     assert decided(builders.opened(make_policy(policy), cluster(2), *jobs), 0.0) == {"b": 2}
     assert not weights_ignored(jobs, policy_class(policy))
     (statement,) = weights_ignored(jobs, policy_class("fifo"))
-    assert statement.text == 'policy "fifo" does not look at weights: job "b" has one'
+    assert statement.text == 'policy "fifo" ignores weights: job "b" has one'

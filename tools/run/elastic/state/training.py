@@ -385,7 +385,7 @@ def _refuse_training(
         if isinstance(helper, Optimizer) and not any(helper is one for one in optimizers):
             raise UsageError(
                 f"registered object {name} is an optimizer, which would train each worker for itself: "
-                "give it to job.prepare, beside the model and the other optimizers"
+                "give it to job.prepare, with the model and the other optimizers"
             )
         if isinstance(helper, nn.Module):
             for parameter in helper.parameters():
