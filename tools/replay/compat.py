@@ -182,7 +182,7 @@ def simulator_model(
 
 
 class SimulatorEpochs(EpochProgress):
-    """Epochs that are a fixed amount of progress, the least of the validation runs, in whole seconds."""
+    """Epochs of the least progress of all validation runs, which end at whole seconds."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class WorkForecast:
         return self._made
 
     def document(self) -> Predictor:
-        """All that it knows, as a file holds it."""
+        """The predictor as a file record, with all epochs learned so far."""
         unused = self._made is None and not self._finished
         return self._basis() if unused else self.predictor.document()
 

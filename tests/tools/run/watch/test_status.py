@@ -530,7 +530,7 @@ def test_jobs_are_chosen_and_sorted(dirs: StateDir, shown: Callable[..., str]) -
     text = shown(format=Form.json, columns="job,gpus,until,team,submitted", sort="-gpus")
     expected = {"job": "a", "gpus": 4, "until": iso_time(NOW_S + 375), "team": None}
     assert json.loads(text)["jobs"][0] == {**expected, "submitted": iso_time(NOW_S)}
-    assert [each["id"] for each in json.loads(shown(only=["running"], output=Form.json))["jobs"]] == ["a"]
+    assert [each["id"] for each in json.loads(shown(only=["running"], format=Form.json))["jobs"]] == ["a"]
 
 
 def test_a_choice_that_makes_no_sense_is_refused(shown: Callable[..., str]) -> None:

@@ -101,11 +101,11 @@ class AttemptDir(SplitFolder):
     """Folders in which workers meet: ``GENERATION.ROUND``, made by rank 0."""
 
     def plan(self, generation: int) -> Path:
-        """A plan as its workers read it."""
+        """Path of the plan that workers read."""
         return self.path / f"plan-{generation}.json"
 
     def kept_plan(self, generation: int) -> Path:
-        """A plan as the launcher reads it."""
+        """Path of the plan that the launcher reads."""
         return (self.kept or self.path) / f"plan-{generation}.json"
 
     def presence(self, worker: int) -> Path:
