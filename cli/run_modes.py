@@ -85,7 +85,7 @@ def follow_in_background(options: RunOptions) -> None:
     log = dirs.run_log
     started = in_background(body, log)
     if started.failed is not None:
-        print(started.said, end="", file=sys.stderr)
+        print(started.output, end="", file=sys.stderr)
         raise typer.Exit(started.failed)
     note(
         f"process {started.pid} runs {options.state} and says more in {log}; it ends with: kill {started.pid}"

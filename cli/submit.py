@@ -29,7 +29,7 @@ from pliant.schemas.text import counted
 if TYPE_CHECKING:
     from pliant.schemas.job import Job
     from pliant.tools.run.gateway.client import Client
-    from pliant.tools.run.service.submit import SubmittedJobs
+    from pliant.tools.run.service.submit import SubmissionResult
 
 _OF_SCRIPTS: Final = (
     "--gpus, --gpu-type, --gpu-memory, --cpus, --memory, --constraint, --only, --exclude, --batch, --name, "
@@ -471,7 +471,7 @@ def _shared_files(jobs: Iterable[Job]) -> Iterator[str]:
         yield f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own"
 
 
-def _say_what_counts(done: SubmittedJobs, client: Client, named: Sequence[Job]) -> None:
+def _say_what_counts(done: SubmissionResult, client: Client, named: Sequence[Job]) -> None:
     """The ids, and notes on other names, on what the policy overlooks, and on who takes the jobs up."""
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
     new = [(job.id, job_id) for job, job_id in zip(named, done.ids, strict=False) if job_id != job.id]

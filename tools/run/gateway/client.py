@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NotRequired, Protocol, Type
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Changes, Job
-from pliant.tools.run.service.submit import Names, SubmittedJobs
+from pliant.tools.run.service.submit import Names, SubmissionResult
 from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction
@@ -104,7 +104,7 @@ class Client(Protocol):
 
     def submit(
         self, jobs: Sequence[Job], source: str, *, numbered: bool, **options: Unpack[SubmitOptions]
-    ) -> SubmittedJobs:
+    ) -> SubmissionResult:
         """Submit jobs.
 
         :param numbered: the one job, or the one array, may get a number (:attr:`numbers_jobs`).

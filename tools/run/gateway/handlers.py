@@ -222,7 +222,7 @@ class RequestHandlers:
                 by=who.account,
                 view=self._view,
             )
-        submitted = requests.SubmittedJobs.of(self._dirs.path, jobs, ids)
+        submitted = requests.SubmissionResult.of(self._dirs.path, jobs, ids)
         return dict(zip(asked.SUBMITTED_FIELDS, submitted, strict=True))
 
     def _cancel(

@@ -55,9 +55,9 @@ class OwnClient:
 
     def submit(
         self, jobs: Sequence[Job], source: str, *, numbered: bool, **options: Unpack[SubmitOptions]
-    ) -> requests.SubmittedJobs:
+    ) -> requests.SubmissionResult:
         ids = requests.submit(self.state, jobs, source, **options)
-        return requests.SubmittedJobs.of(self.state, jobs, ids)
+        return requests.SubmissionResult.of(self.state, jobs, ids)
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         requests.cancel(self.state, job_ids)

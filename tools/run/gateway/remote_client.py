@@ -64,7 +64,7 @@ class _GatewayClient(ABC):
 
     def submit(
         self, jobs: Sequence[Job], source: str, *, numbered: bool, **options: Unpack[SubmitOptions]
-    ) -> requests.SubmittedJobs:
+    ) -> requests.SubmissionResult:
         if options.get("hidden"):
             raise UsageError(f"{self.state}: jobs of several accounts run there, which have no secrets")
         folder, now_s = options["folder"], options["now_s"]
@@ -72,7 +72,7 @@ class _GatewayClient(ABC):
         requests.check_runnable(listed, source, check_scripts=options.get("check_scripts", True))
         request = asked.SubmitJobs(jobs=job_file(listed).decode(), source=source, numbered=numbered)
         reply = self._value(request)
-        return requests.SubmittedJobs(*(reply[name] for name in asked.SUBMITTED_FIELDS))
+        return requests.SubmissionResult(*(reply[name] for name in asked.SUBMITTED_FIELDS))
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         self._value(asked.CancelJobs(jobs=tuple(job_ids)))

@@ -73,7 +73,7 @@ class AttemptReports:
         del job, asked, signalled
         return False
 
-    def ask_to_leave(self) -> bool:
+    def request_leave(self) -> bool:
         """Ask the script to save and leave, beside the plan. Returns whether it can know of that."""
         return True
 
@@ -107,7 +107,7 @@ class AnyScriptReports(AttemptReports):
     def leaves(self, job: Job, *, asked: bool, signalled: bool) -> bool:
         return self._script.leaves(job, asked=asked, signalled=signalled)
 
-    def ask_to_leave(self) -> bool:
+    def request_leave(self) -> bool:
         newest = self._progress.newest or ProgressFile(self._handle.job_files.progress).fresh()
         if self._script.watches_stop(newest):
             request_stop(self._handle.files.stop)

@@ -189,7 +189,7 @@ class Gang(ABC):
 
         :raises PliantError: a script cannot be asked.
         """
-        leaves = self.reports.ask_to_leave()
+        leaves = self.reports.request_leave()
         waits = bool(self.statuses) and all(status.queued for status in self.statuses)
         self.stages.enter("abort" if leaves and not waits else "term", now_s)
 

@@ -344,7 +344,7 @@ class StartedService:
     pid: int
     failed: int | None = None
     """Exit code of one that ended before all was well."""
-    said: str = ""
+    output: str = ""
     """Output of the failed process."""
 
 
@@ -372,7 +372,7 @@ def in_background(body: Body, log: Path) -> StartedService:
         words = os.open(log, flags, 0o600)
     except OSError as error:
         raise write_error(error, str(log)) from error
-    said_before = os.fstat(words).st_size
+    size_before = os.fstat(words).st_size
     reserve_space(words)
     reader, writer = os.pipe()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else this process cannot learn how it ends
@@ -387,7 +387,7 @@ def in_background(body: Body, log: Path) -> StartedService:
             return StartedService(pid)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with log.open("rb") as lines:
-        lines.seek(said_before)
+        lines.seek(size_before)
         return StartedService(pid, code, lines.read().decode(errors="replace"))
 
 

@@ -39,7 +39,7 @@ _ACCOUNTS_S: Final = 5.0
 """Response timeout of Slurm's database for the accounts of a user."""
 
 
-class SubmittedJobs(NamedTuple):
+class SubmissionResult(NamedTuple):
     """Submitted jobs, and what the policy of the run ignores of what they state."""
 
     ids: list[str]
@@ -51,7 +51,7 @@ class SubmittedJobs(NamedTuple):
     """Name of the policy, if jobs state weights and it ignores them."""
 
     @classmethod
-    def of(cls, state: Path, jobs: Iterable[Job], ids: list[str]) -> SubmittedJobs:
+    def of(cls, state: Path, jobs: Iterable[Job], ids: list[str]) -> SubmissionResult:
         listed = list(jobs)
         states, weighs = any(job.priority for job in listed), any(job.weight != 1.0 for job in listed)
         return cls(

@@ -18,7 +18,7 @@ from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job, Utility
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.decisions import Arrivals
-from pliant.tools.run.service.submit import SubmittedJobs, cancel, check_new, free_id, order_nodes, submit
+from pliant.tools.run.service.submit import SubmissionResult, cancel, check_new, free_id, order_nodes, submit
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.requests import Spool
@@ -183,12 +183,12 @@ DUE = PLAIN.model_copy(update={"utility": Utility(shape="step", value=1.0, targe
     ],
 )
 def test_jobs_that_state_what_the_policy_ignores_are_named(tmp_path: Path, policy: str, ignores: set[str]):
-    assert SubmittedJobs.of(tmp_path, [URGENT, HEAVY, DUE], []) == SubmittedJobs([]), "there is no run"
+    assert SubmissionResult.of(tmp_path, [URGENT, HEAVY, DUE], []) == SubmissionResult([]), "there is no run"
     state = live_state(tmp_path / "live", a_queue(1), cluster(4), policy=policy)
 
     def ignored(*jobs: Job) -> set[str]:
         ids = [one.id for one in jobs]
-        found = SubmittedJobs.of(state, jobs, ids)
+        found = SubmissionResult.of(state, jobs, ids)
         assert found.ids == ids
         if found.overlooked_deadlines is not None:
             assert found.overlooked_deadlines.startswith(f'policy "{policy}" ignores ')
