@@ -57,7 +57,7 @@ _ERRORS: Final[Mapping[int, type[PliantError]]] = {
     )
 }
 SUBMITTED_FIELDS: Final = ("ids", "deaf_to_priorities", "overlooked_deadlines", "deaf_to_weights")
-"""Names of the fields of :class:`~pliant.tools.run.service.submit.SubmissionResult` in a reply, in its order."""
+"""Names of the fields of a :class:`~pliant.tools.run.service.submit.SubmissionResult` in a reply."""
 _Ids = Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=100_000)]
 
 
