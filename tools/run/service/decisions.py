@@ -325,19 +325,17 @@ class Arrivals:
         return job
 
     def _admit(self, job: Job) -> list[Event]:
-        now, session = self._clock(), self._session
-        now_s = now - self._origin_s
+        now, session, refusal = self._clock(), self._session, None
         with self._faults.of(job.id):
-            state = session.submit_accepted(job, now_s)
-            reason = self._refused.get(job.id) or self._check.refusal(job)
-            if state is not None and reason is None:
+            state = session.submit_accepted(job, now - self._origin_s)
+            refusal = self._refused.get(job.id) or self._check.refusal(job)
+            if state is not None and refusal is None:
                 return [self.submit_event(state)]
-            if state is not None:
-                session.reject(job.id, now_s, str(reason))
-        reason = self._refused.pop(job.id, None) or session.book.rejections.pop(job.id, "")
+        known = session.book.rejections.pop(job.id, "")
+        rejected = reject_event(job.id, now, self._refused.pop(job.id, "") or known or refusal or "")
         if job.id in session.jobs:
-            session.end(job.id, now_s, "rejected")
-        return [self._event(job), reject_event(job.id, now, reason)]
+            follow(session, rejected, self._origin_s)
+        return [self._event(job), rejected]
 
     def _order(self, given: Numbered, now: float) -> list[Event]:
         """The events of an order; a schedule may cover a part of the cluster, the log gets all orders."""

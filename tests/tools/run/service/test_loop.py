@@ -346,7 +346,7 @@ def test_what_a_loop_in_the_background_printed_is_known(tmp_path: Path) -> None:
         os.write(2, b"its cluster is gone\n")
         return 1
 
-    assert in_background(explain, log).said == "its cluster is gone\n"
+    assert in_background(explain, log).output == "its cluster is gone\n"
 
 
 def test_a_loop_in_the_background_holds_no_pipe_open(tmp_path: Path) -> None:
