@@ -276,7 +276,7 @@ def test_limits_end_running_and_waiting_jobs_with_a_checkpoint(site: Site) -> No
     jobs = site.log().jobs
     assert [state_of(site, each)[0] for each in "abc"] == ["timed out", "timed out", "finished"]
     assert jobs["a"].reason == "it has run for 2 s, its limit"
-    assert jobs["a"].use.ran_s == pytest.approx(2.0, abs=1.0)
+    assert jobs["a"].use.ran_s >= 1.9
     assert (jobs["b"].reason, jobs["b"].use.ran_s) == ("its time is over (limits.until)", 0.0)
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
     assert [event.event for event in site.events() if event.job == "a"].count("fail") == 1

@@ -457,8 +457,10 @@ def unreachable(endpoints: Mapping[int, Endpoint], limit_s: float = PROBE_TIMEOU
             probe.close()
             if code:
                 missing.add(worker)
-        while waiting.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
-            for key, _ in waiting.select(left_s):
+        left_s = limit_s
+        while waiting.get_map() and left_s > 0:
+            left_s = deadline_s - time.monotonic()
+            for key, _ in waiting.select(max(left_s, 0.0)):  # once more when the time is over
                 probe = _socket(key)
                 if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     missing.add(key.data)

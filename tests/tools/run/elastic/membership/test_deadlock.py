@@ -101,7 +101,7 @@ def test_a_step_is_left_out_once_all_leave_it_out_or_one_is_gone(pair: Pair) -> 
     waits.join(0.2)
     assert waits.is_alive(), "the second one may still train step 3"
     second.await_skip(3)
-    waits.join(10)
+    waits.join(60)
     assert not waits.is_alive()
     second._context.attempt.presence(1).touch()  # it has ended
     first.await_skip(5)
