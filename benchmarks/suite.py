@@ -3,7 +3,8 @@
 ``python -m benchmarks.suite PART…`` measures some of the parts alone and renews their rows. ``bare`` and
 ``rough`` run ``make test`` twice each, under the conditions of .ci/bare and .ci/rough. ``mutants`` plants the
 faults of parts/mutants.json one at a time, and compares the share that the tests find with the share that
-they found at the commit named there. ``demo`` times ``make demo`` from clean clones of that commit and this.
+they found at the commits named there. ``demo`` times ``make demo`` from clean clones of an early commit and
+this.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Final
 
 from benchmarks.parts import mutants, parted
 from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError, renew
-from benchmarks.parts.mutants import Mutant
 from benchmarks.parts.parted import Part
 from benchmarks.parts.wheel import replays_from_wheel
 
@@ -30,6 +30,7 @@ MEASURES: Final = ("tests", "Makefile", ".ci")
 RUNS: Final = 2
 _FAILED: Final = re.compile(r"(\d+) (?:failed|errors?)\b")
 _TIMES: Final = "suite-times.json"
+_DEMO_BEFORE: Final = "28a5757cde5b0042ae69845b9a227a8d5ac92651"
 _MEASURED: Final = (
     "make .venv/.installed && exec .venv/bin/python -m benchmarks.parts.cpu_of_all {times} make test"
 )
@@ -81,14 +82,12 @@ def _run(conditions: str) -> tuple[int, float, float]:
 
 
 def faults() -> list[Figure]:
-    """The share of planted faults that the tests find, over that at the commit at which they were drawn."""
-    record = json.loads(mutants.RECORD.read_text())
-    drawn = [Mutant(**row) for row in record["mutants"]]
-    before = {path: _text_at(record["commit"], path) for path in {mutant.path for mutant in drawn}}
+    """The share of planted faults that the tests find, over that at the commits at which they were tried."""
+    drawn = mutants.recorded()
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder, "main")
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-        rows = mutants.killed(clone, drawn, before)
+        rows = mutants.killed(clone, drawn)
     pairs = [
         (mutant.killed_before, row["killed"])
         for mutant, row in zip(drawn, rows, strict=True)
@@ -102,13 +101,6 @@ def faults() -> list[Figure]:
     ]
 
 
-def _text_at(commit: str, path: str) -> list[str]:
-    shown = subprocess.run(
-        ["git", "show", f"{commit}:{path}"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    return shown.stdout.splitlines()
-
-
 def ci() -> list[Figure]:
     """Wall time of .ci/run."""
     begun = time.monotonic()
@@ -119,9 +111,8 @@ def ci() -> list[Figure]:
 
 
 def demo() -> list[Figure]:
-    """Wall time of ``make demo`` from a clean clone, over that of the commit in parts/mutants.json."""
-    commit = json.loads(mutants.RECORD.read_text())["commit"]
-    old, new = _demo_s(commit), _demo_s("HEAD")
+    """Wall time of ``make demo`` from a clean clone, over that of an early commit."""
+    old, new = _demo_s(_DEMO_BEFORE), _demo_s("HEAD")
     return [Figure("demo_over_before", new / old, "ratio", 0.5), Figure("demo_minutes", new / 60, "min")]
 
 

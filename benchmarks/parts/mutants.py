@@ -3,7 +3,11 @@
 A fault changes one operator, comparison or constant, or removes one statement. Lines are drawn over all
 product code with a fixed seed, so that a long module gets more faults than a short one. Each fault is tried
 against the tests that import its module until the first failure or a limit of time.
-``python -m benchmarks.parts.mutants ROOT`` writes mutants.json here.
+
+The record keeps each fault by the statement that it changes and not by its line, so that it is planted as
+long as that statement is in the code. ``python -m benchmarks.parts.mutants ROOT`` renews mutants.json here
+where the code of some faults is gone: it draws others in ``ROOT``, a checkout of an earlier commit, that
+today's code has as well, and tries them there.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import random
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,16 +58,22 @@ Node = ast.expr | ast.stmt
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One fault: ``before`` becomes ``after`` at a line of a module."""
+    """One fault: ``before`` becomes ``after`` in a statement of a module."""
 
     path: str
-    line: int
-    column: int
-    kind: str
+    function: str
+    """Names of the classes and functions around it, joined by dots."""
+    statement: str
+    """As Python writes it anew, without the statements in it."""
     before: str
+    nth: int
+    """Which one it is, where the function has it several times."""
+    kind: str
     after: str
+    commit: str = ""
+    """Where it was tried first."""
     killed_before: bool | None = None
-    """Whether the tests of the commit that it was drawn at found it."""
+    """Whether the tests of that commit found it."""
 
 
 def product_files(root: Path) -> list[str]:
@@ -72,29 +84,58 @@ def product_files(root: Path) -> list[str]:
 def draw(root: Path = ROOT, count: int = COUNT, seed: int = SEED) -> list[Mutant]:
     """Faults at ``count`` lines drawn uniformly over all product code."""
     rng = random.Random(seed)  # noqa: S311 - a sample, not a secret
-    changes: dict[tuple[str, int], list[tuple[Node, str, str]]] = {}
+    changes: dict[tuple[str, int], list[Mutant]] = {}
     lines: list[tuple[str, int]] = []
     for path in product_files(root):
         text = (root / path).read_text()
         lines += [(path, number + 1) for number in range(len(text.splitlines()))]
-        for node, kind, after in _changes_of(ast.parse(text)):
-            changes.setdefault((path, node.lineno), []).append((node, kind, after))
+        for node, mutant in changes_of(path, text):
+            changes.setdefault((path, node.lineno), []).append(mutant)
     rng.shuffle(lines)
-    drawn: list[Mutant] = []
-    for path, line in lines:
-        if len(drawn) < count and (path, line) in changes:
-            node, kind, after = rng.choice(changes[path, line])
-            before = ast.get_source_segment((root / path).read_text(), node) or ""
-            drawn.append(Mutant(path, line, node.col_offset, kind, before, after))
-    return drawn
+    drawn = (rng.choice(changes[line]) for line in lines if line in changes)
+    return list(islice(drawn, count))
 
 
-def _changes_of(tree: ast.Module) -> Iterator[tuple[Node, str, str]]:
+def changes_of(path: str, text: str) -> Iterator[tuple[Node, Mutant]]:
+    """All faults of a module, each with the expression or statement that it changes."""
+    tree = ast.parse(text)
     skipped = {id(node) for part in _without_effect(tree) for node in ast.walk(part)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.expr | ast.stmt) and id(node) not in skipped:
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for function, statement in _statements(tree, ()):
+        head = _head(statement)
+        written = ast.unparse(head)
+        for node in ast.walk(head):
+            if not isinstance(node, ast.expr | ast.stmt) or {id(node), id(statement)} & skipped:
+                continue
             for kind, after in _changes(node):
-                yield node, kind, after
+                place = (function, written, ast.unparse(node))
+                yield (statement if node is head else node), Mutant(path, *place, seen[place], kind, after)
+                seen[place] += 1
+
+
+def _statements(node: ast.AST, around: tuple[str, ...]) -> Iterator[tuple[str, ast.stmt]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield ".".join(around), child
+        inside = (child.name,) if isinstance(child, ast.FunctionDef | ast.ClassDef) else ()
+        yield from _statements(child, (*around, *inside))
+
+
+def _head(node: ast.AST) -> ast.AST:
+    """A copy of a statement without the statements in it; the statement itself where it has none."""
+    parts: dict[str, list[ast.AST]] = {}
+    for name, value in ast.iter_fields(node):
+        match value:
+            case [ast.stmt(), *_]:
+                parts[name] = [ast.Pass()]
+            case [ast.ExceptHandler() | ast.match_case(), *_]:
+                parts[name] = [_head(part) for part in value]
+    if not parts:
+        return node
+    head = copy(node)
+    for name, inside in parts.items():
+        setattr(head, name, inside)
+    return head
 
 
 def _without_effect(tree: ast.Module) -> Iterator[ast.AST]:
@@ -143,24 +184,23 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def mutated(text: str, mutant: Mutant, lines_before: Sequence[str] | None = None) -> str | None:
-    """The module's text with the fault; None where its line is no longer there.
-
-    :param lines_before: the module as it was when the fault was drawn: a line that moved is looked up by
-        its text.
-    """
-    lines = text.splitlines(keepends=True)
-    line = mutant.line - 1
-    if lines_before is not None:
-        wanted = lines_before[line].rstrip("\n")
-        places = [number for number, each in enumerate(lines) if each.rstrip("\n") == wanted]
-        if not places:
-            return None
-        line = min(places, key=lambda number: abs(number - line))
-    start = sum(map(len, lines[:line])) + len(lines[line].encode()[: mutant.column].decode())
-    if text[start : start + len(mutant.before)] != mutant.before:
+def mutated(text: str, mutant: Mutant) -> str | None:
+    """The module's text with the fault; None where its statement is no longer there."""
+    wanted = replace(mutant, commit="", killed_before=None)
+    node = next((node for node, each in changes_of(mutant.path, text) if each == wanted), None)
+    if node is None:
         return None
-    return text[:start] + mutant.after + text[start + len(mutant.before) :]
+    source = ast.get_source_segment(text, node) or ""
+    lines = text.splitlines(keepends=True)
+    line = node.lineno - 1
+    start = sum(map(len, lines[:line])) + len(lines[line].encode()[: node.col_offset].decode())
+    return text[:start] + mutant.after + text[start + len(source) :]
+
+
+def planted_in(root: Path, mutant: Mutant) -> str | None:
+    """The text of the fault's module with it; None where the module or the statement is gone."""
+    path = root / mutant.path
+    return mutated(path.read_text(), mutant) if path.exists() else None
 
 
 def tests_of(root: Path, path: str) -> list[str]:
@@ -278,13 +318,11 @@ def _kill(pid: int) -> None:
             continue
 
 
-def killed(
-    root: Path, mutants: Sequence[Mutant], before: Mapping[str, Sequence[str]]
-) -> list[dict[str, Any]]:
-    """One row a fault: ``killed`` (None: its line is gone), processor time of its tests, the failed test."""
+def killed(root: Path, mutants: Sequence[Mutant]) -> list[dict[str, Any]]:
+    """One row a fault: ``killed`` (None: its statement is gone), CPU time of its tests, the failed test."""
     rows: list[dict[str, Any]] = []
     for number, mutant in enumerate(mutants):
-        text = mutated((root / mutant.path).read_text(), mutant, before.get(mutant.path))
+        text = planted_in(root, mutant)
         row: dict[str, Any] = {"mutant": asdict(mutant), "killed": None, "cpu_s": 0.0, "test": None}
         if text is not None:
             with planted(root, mutant, text):
@@ -295,21 +333,30 @@ def killed(
             ]
             row["test"] = failed[0] if failed else None
         rows.append(row)
-        print(f"{number:3d} {mutant.path}:{mutant.line} {mutant.kind}: {row['killed']}", file=sys.stderr)
+        print(f"{number:3d} {mutant.path} {mutant.function} {mutant.kind}: {row['killed']}", file=sys.stderr)
     return rows
 
 
+def recorded() -> list[Mutant]:
+    """The faults of the record."""
+    return [Mutant(**row) for row in json.loads(RECORD.read_text())]
+
+
 def main(root: Path) -> None:
-    """Draw faults of the commit checked out in ``root``, try them, and write the record."""
-    mutants = draw(root)
-    rows = killed(root, mutants, {})
+    """Keep the recorded faults that today's code has, draw and try others in ``root``, write the record."""
+    kept = [mutant for mutant in recorded() if planted_in(ROOT, mutant) is not None]
+    known = {replace(mutant, commit="", killed_before=None) for mutant in kept}
+    others = (each for each in draw(root, 10 * COUNT) if each not in known and planted_in(ROOT, each))
+    drawn = list(islice(others, COUNT - len(kept)))
+    rows = killed(root, drawn)
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True
     ).stdout.strip()
-    drawn = [
-        asdict(replace(each, killed_before=row["killed"])) for each, row in zip(mutants, rows, strict=True)
+    tried = [
+        replace(mutant, commit=commit, killed_before=row["killed"])
+        for mutant, row in zip(drawn, rows, strict=True)
     ]
-    RECORD.write_text(json.dumps({"commit": commit, "mutants": drawn}, indent=1) + "\n")
+    RECORD.write_text(json.dumps([asdict(each) for each in kept + tried], indent=1) + "\n")
 
 
 if __name__ == "__main__":

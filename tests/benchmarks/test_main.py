@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -193,30 +194,34 @@ def repository(tmp_path: Path) -> Path:
 def test_a_fault_changes_one_place_of_a_drawn_line(repository: Path) -> None:
     drawn = mutants.draw(repository, count=9)
     assert drawn == mutants.draw(repository, count=9)
-    assert {mutant.line for mutant in drawn} == {1, 2, 3, 4, 5}
-    for mutant in drawn:
-        text = mutated(TEXT, mutant)
-        assert text is not None
-        assert text != TEXT
-        compile(text, "least.py", "exec")
-    kinds = Counter(kind for node, kind, _ in mutants._changes_of(mutants.ast.parse(TEXT)))
+    assert {mutant.function for mutant in drawn} == {"", "least"}
+    texts = {mutated(TEXT, mutant) for mutant in drawn}
+    assert len(drawn) == len(texts - {TEXT, None}) == 5
+    for text in texts:
+        compile(text or "", "least.py", "exec")
+    kinds = Counter(mutant.kind for _, mutant in mutants.changes_of("least.py", TEXT))
     assert kinds == {"constant": 3, "comparison": 1, "operator": 3, "statement": 3}
 
 
-def test_faults_are_looked_up_by_line_and_have_their_tests() -> None:
-    mutant = Mutant("least.py", 4, 4, "statement", "values.sort()", "pass")
-    before = TEXT.splitlines()
-    assert mutated("import os\n\n" + TEXT, mutant, before) == "import os\n\n" + TEXT.replace(
-        "values.sort()", "pass"
-    )
-    assert mutated(TEXT.replace("values.sort()", "values = sorted(values)"), mutant, before) is None
-    # A module has the tests that import it.
+def test_faults_are_looked_up_by_their_statement() -> None:
+    mutant = Mutant("least.py", "least", "values.sort()", "values.sort()", 0, "statement", "pass")
+    assert mutated("import os\n\n" + TEXT, mutant) == "import os\n\n" + TEXT.replace("values.sort()", "pass")
+    assert mutated(TEXT.replace("values.sort()", "values = sorted(values)"), mutant) is None
+    # One that the function has twice is the second of them.
+    twice = TEXT.replace("    return", "    values.sort()\n    return")
+    text = mutated(twice, replace(mutant, nth=1, killed_before=True)) or ""
+    assert text.index("values.sort()") < text.index("pass")
+    # Of a statement with others in it, what is in them does not matter.
+    within = "if not values or len(values) < 2:\n    pass"
+    mutant = Mutant("least.py", "least", within, "2", 0, "constant", "3")
+    assert mutated(TEXT.replace("few", "too few"), mutant) == TEXT.replace("few", "too few").replace("2", "3")
+
+
+def test_a_module_has_the_tests_that_import_it() -> None:
     assert mutants.tests_of(ROOT, "tools/schedule/policies/gavel.py")[0].endswith("/test_gavel.py")
     assert mutants.tests_of(ROOT, "cli/whatif.py")
-    # The faults of the record name lines and results.
-    record = json.loads(mutants.RECORD.read_text())
-    assert len(record["mutants"]) == mutants.COUNT
-    assert all(isinstance(row["killed_before"], bool) for row in record["mutants"])
+    assert len(mutants.recorded()) == mutants.COUNT
+    assert all(mutant.commit and mutant.killed_before is not None for mutant in mutants.recorded())
 
 
 def test_processor_time_and_the_exit_code_are_written(tmp_path: Path) -> None:
