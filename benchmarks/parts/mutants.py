@@ -186,7 +186,7 @@ def _is_text(node: ast.BinOp) -> bool:
 
 def mutated(text: str, mutant: Mutant) -> str | None:
     """The module's text with the fault; None where its statement is no longer there."""
-    wanted = replace(mutant, commit="", killed_before=None)
+    wanted = _drawn(mutant)
     node = next((node for node, each in changes_of(mutant.path, text) if each == wanted), None)
     if node is None:
         return None
@@ -197,10 +197,21 @@ def mutated(text: str, mutant: Mutant) -> str | None:
     return text[:start] + mutant.after + text[start + len(source) :]
 
 
-def planted_in(root: Path, mutant: Mutant) -> str | None:
-    """The text of the fault's module with it; None where the module or the statement is gone."""
-    path = root / mutant.path
-    return mutated(path.read_text(), mutant) if path.exists() else None
+def located(root: Path, mutant: Mutant) -> Mutant | None:
+    """The fault where its function is now, in its module or another one; None where its statement is gone."""
+    name = mutant.function.rpartition(".")[2]
+    for path in (mutant.path, *product_files(root)):
+        text = (root / path).read_text() if (root / path).exists() else ""
+        if path == mutant.path or (name and f"def {name}(" in text):
+            for _, each in changes_of(path, text):
+                found = replace(mutant, path=path, function=each.function)
+                if each.function.rpartition(".")[2] == name and each == _drawn(found):
+                    return found
+    return None
+
+
+def _drawn(mutant: Mutant) -> Mutant:
+    return replace(mutant, commit="", killed_before=None)
 
 
 def tests_of(root: Path, path: str) -> list[str]:
@@ -321,8 +332,10 @@ def _kill(pid: int) -> None:
 def killed(root: Path, mutants: Sequence[Mutant]) -> list[dict[str, Any]]:
     """One row a fault: ``killed`` (None: its statement is gone), CPU time of its tests, the failed test."""
     rows: list[dict[str, Any]] = []
-    for number, mutant in enumerate(mutants):
-        text = planted_in(root, mutant)
+    for number, each in enumerate(mutants):
+        mutant = located(root, each) or each
+        path = root / mutant.path
+        text = mutated(path.read_text(), mutant) if path.exists() else None
         row: dict[str, Any] = {"mutant": asdict(mutant), "killed": None, "cpu_s": 0.0, "test": None}
         if text is not None:
             with planted(root, mutant, text):
@@ -344,9 +357,9 @@ def recorded() -> list[Mutant]:
 
 def main(root: Path) -> None:
     """Keep the recorded faults that today's code has, draw and try others in ``root``, write the record."""
-    kept = [mutant for mutant in recorded() if planted_in(ROOT, mutant) is not None]
-    known = {replace(mutant, commit="", killed_before=None) for mutant in kept}
-    others = (each for each in draw(root, 10 * COUNT) if each not in known and planted_in(ROOT, each))
+    kept = list(filter(None, (located(ROOT, mutant) for mutant in recorded())))
+    known = set(map(_drawn, kept))
+    others = (each for each in draw(root, 10 * COUNT) if each not in known and located(ROOT, each))
     drawn = list(islice(others, COUNT - len(kept)))
     rows = killed(root, drawn)
     commit = subprocess.run(

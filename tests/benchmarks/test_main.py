@@ -217,6 +217,14 @@ def test_faults_are_looked_up_by_their_statement() -> None:
     assert mutated(TEXT.replace("few", "too few"), mutant) == TEXT.replace("few", "too few").replace("2", "3")
 
 
+def test_a_function_that_moved_takes_its_faults_along(repository: Path) -> None:
+    mutant = Mutant(
+        "cli/old.py", "Old.least", "values.sort()", "values.sort()", 0, "statement", "pass", "c", True
+    )
+    assert mutants.located(repository, mutant) == replace(mutant, path="tools/least.py", function="least")
+    assert mutants.located(repository, replace(mutant, function="most")) is None
+
+
 def test_a_module_has_the_tests_that_import_it() -> None:
     assert mutants.tests_of(ROOT, "tools/schedule/policies/gavel.py")[0].endswith("/test_gavel.py")
     assert mutants.tests_of(ROOT, "cli/whatif.py")
