@@ -141,6 +141,13 @@ def test_following_shows_each_line_once(state: State, monkeypatch: pytest.Monkey
     ]
 
 
+def test_output_that_was_taken_away_is_counted_in_its_place(state: State) -> None:
+    prints(state.dirs, 1, "x" * (4 * MOST))
+    supervisor.trim(str(state.dirs.job("a").attempt(1).launcher_log(0)), MOST)
+    _, note, rest = b"".join(job_output(state.dirs.path, "a")).split(b"\n", 2)
+    assert int(note.split()[1].replace(b",", b"")) + rest.count(b"x") == 4 * MOST
+
+
 def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(state: State, tmp_path, monkeypatch) -> None:
     submit(tmp_path, [job("c", command=("x",))], "jobs", folder=tmp_path, now_s=2e9, check_scripts=False)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster
-from pliant.tools.schedule.policies.backfill import WaitingLine
+from pliant.tools.schedule.policies.backfill import FreeAhead, WaitingLine
 from pliant.tools.schedule.policies.fifo import Fifo
 from tests.builders import cluster, decided, job, mixed_cluster, opened, session
 from tests.tools.schedule.policies.started import joined, started
@@ -124,3 +124,12 @@ def test_lost_jobs_and_larger_demands_may_pass() -> None:
         job(name, at=1, gpus=2, resources={"worker": {"cpu": cpus}}) for name, cpus in (("x", 3), ("y", 1))
     ]
     assert joined(held, 1, job("head", at=1, gpus=4), *demands) == {"a": 2, "y": 2}
+
+
+def test_the_earliest_gap_is_wide_and_long_enough() -> None:
+    """Two GPUs now, and six from slot 10 on; two are booked for twelve slots."""
+    ahead = FreeAhead(2, [(10, 4)])
+    assert [ahead.earliest(gpus, 5, 100) for gpus in (2, 4, 7)] == [0, 10, None]
+    assert ahead.earliest(4, 5, 9) is None
+    ahead.book(2, 0, 12)
+    assert (ahead.now, ahead.earliest(2, 1, 100), ahead.earliest(6, 1, 100)) == (0, 10, 12)
