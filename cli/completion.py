@@ -31,10 +31,10 @@ def complete(command: Any) -> None:
     for each in command.params:
         values = VALUES.get((command.name, each.name)) or VALUES.get(("", each.name))
         if values is not None:
-            each.shell_complete = _asked(values)
+            each.shell_complete = _completer(values)
 
 
-def _asked(values: Values) -> Callable[[Any, str], list[Completion]]:
+def _completer(values: Values) -> Callable[[Any, str], list[Completion]]:
     def shell_complete(context: Any, incomplete: str) -> list[Completion]:
         try:
             matching = [each for each in values(context, incomplete) if each.startswith(incomplete)]

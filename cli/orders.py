@@ -89,7 +89,7 @@ def cancel(
     client = _client(state)
     if job_ids := chosen_jobs(client, jobs, user, states):
         client.cancel(job_ids)
-        _say_when(client)
+        _note_unserved(client)
 
 
 def hold(
@@ -293,9 +293,9 @@ def drain(
     """
     client, leaves = _client(state), now or within is not None
     if leaves:
-        _say_what_is_lost(client, nodes)
+        _note_losses(client, nodes)
     client.order_nodes("drain", nodes, reason=reason, now=leaves, within_s=within)
-    _say_when(client)
+    _note_unserved(client)
 
 
 def resume(nodes: NODES, state: STATE = None) -> None:
@@ -307,7 +307,7 @@ def resume(nodes: NODES, state: STATE = None) -> None:
     """
     client = _client(state)
     client.order_nodes("resume", nodes)
-    _say_when(client)
+    _note_unserved(client)
 
 
 def _client(state: Path | None) -> Client:
@@ -325,11 +325,11 @@ def _order(client: Client, action: JobAction, jobs: Sequence[str], **order: Unpa
         note(f"job {job_id} has ended: it stays as it is")
     if len(ended) > ENDED_SHOWN:
         note(f"… and {counted(len(ended) - ENDED_SHOWN, 'more job')} that ended stay as they are")
-    _say_when(client)
+    _note_unserved(client)
     note_ignored_priority(ignores)
 
 
-def _say_what_is_lost(client: Client, nodes: Sequence[str]) -> None:
+def _note_losses(client: Client, nodes: Sequence[str]) -> None:
     """What jobs on these nodes lose by leaving, which cannot save."""
     from pliant.tools.run.watch.job_status import lost_on
 
@@ -338,7 +338,7 @@ def _say_what_is_lost(client: Client, nodes: Sequence[str]) -> None:
         note(f"job {job_id} loses {in_gpu_hours(gpu_s)}: it has to leave, and does not say that it can save")
 
 
-def _say_when(client: Client) -> None:
+def _note_unserved(client: Client) -> None:
     """Say so if nothing executes orders at the moment."""
     if not client.is_served:
         state = client.state

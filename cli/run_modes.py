@@ -75,7 +75,7 @@ def follow_in_background(options: RunOptions) -> None:
                 reserve_space(2)
 
         def serve() -> None:
-            said = replace(options, sinks_of_news=(_say_trouble,))
+            said = replace(options, sinks_of_news=(_note_trouble,))
             run_and_follow(said, look)
 
         return run_command(serve)
@@ -112,10 +112,10 @@ def _sinks() -> tuple[Sink, ...]:
 
 def _words() -> tuple[Sink, ...]:
     """Trouble goes to stderr, unless a terminal shows the table of jobs."""
-    return () if sys.stderr is None or is_screen(sys.stderr) else (_say_trouble,)
+    return () if sys.stderr is None or is_screen(sys.stderr) else (_note_trouble,)
 
 
-def _say_trouble(events: Sequence[Event]) -> None:
+def _note_trouble(events: Sequence[Event]) -> None:
     from pliant.tools.run.watch.screen import trouble
 
     for line in trouble(events):

@@ -281,7 +281,7 @@ def _something_is_piped_in() -> bool:
         return False
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return False
-    _say_what_is_awaited(descriptor)
+    _note_wait_for_stdin(descriptor)
     stdin: Any = sys.stdin.buffer
     if stdin.peek(1):
         return True
@@ -289,7 +289,7 @@ def _something_is_piped_in() -> bool:
     return False
 
 
-def _say_what_is_awaited(descriptor: int) -> None:
+def _note_wait_for_stdin(descriptor: int) -> None:
     import select
 
     if not select.select([descriptor], [], [], SILENCE_S)[0]:

@@ -420,7 +420,7 @@ def submit(
         raise UsageError("--dry-run submits nothing that --wait could wait for: leave one out")
     if dry_run:
         write_jobs(submitted, "-")
-        _say_what_would_happen(submitted, source, where, now_s)
+        _print_dry_run(submitted, source, where, now_s)
         return
     directory = state_directory(state)
     client = client_for(directory)
@@ -436,7 +436,7 @@ def submit(
             numbered=source == COMMAND_LINE and name is None,
             hidden=hidden,
         )
-    _say_what_counts(done, client, () if source == COMMAND_LINE and name is None else submitted)
+    _print_submitted(done, client, () if source == COMMAND_LINE and name is None else submitted)
     if wait:
         from pliant.cli.job import wait_for
 
@@ -471,7 +471,7 @@ def _shared_files(jobs: Iterable[Job]) -> Iterator[str]:
         yield f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own"
 
 
-def _say_what_counts(done: SubmissionResult, client: Client, named: Sequence[Job]) -> None:
+def _print_submitted(done: SubmissionResult, client: Client, named: Sequence[Job]) -> None:
     """The ids, and notes on other names, on what the policy overlooks, and on who takes the jobs up."""
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
     new = [(job.id, job_id) for job, job_id in zip(named, done.ids, strict=False) if job_id != job.id]
@@ -537,7 +537,7 @@ def _named(state: Path | None) -> Path | None:
     return Path(path) if state is None and path is not None else state
 
 
-def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None, now_s: float) -> None:
+def _print_dry_run(jobs: Sequence[Job], source: str, state: Path | None, now_s: float) -> None:
     """When jobs would start in a run that has begun, and which others they would delay.
 
     :raises BadInputError: they would be refused.

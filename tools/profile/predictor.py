@@ -385,7 +385,7 @@ def ended_jobs(events: Iterable[Event]) -> list[EndedJob]:
         if event.job is None:
             continue
         job = jobs.setdefault(event.job, _JobHistory())
-        _take_up(job, event)
+        _apply(job, event)
         if isinstance(event, Ended):
             del jobs[event.job]
             if isinstance(event, Finished):
@@ -414,7 +414,7 @@ class _JobHistory:
         )
 
 
-def _take_up(job: _JobHistory, event: TypedEvent) -> None:
+def _apply(job: _JobHistory, event: TypedEvent) -> None:
     if isinstance(event, Submitted):
         job.epoch_samples = _stated_size(event)
     if event.loss is not None and math.isnan(job.initial_loss):

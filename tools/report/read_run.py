@@ -69,7 +69,7 @@ _OVER: Final = is_one_of(frozenset(ENDS) - {"fail"})
 """Events after which a log rarely tells more of a job."""
 _LOOKED_AT: Final = is_one_of(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])
 """Events that are looked at one by one; those of jobs if they have a detail."""
-_TOLD: Final = ("progress", "admission", "observed")
+_FACT_KEYS: Final = ("progress", "admission", "observed")
 """Keys of what a report takes from details of events of jobs."""
 
 
@@ -368,8 +368,8 @@ class _Fold:
             look = self.looks.get(EVENT_NAMES[columns.event[at]])
             if look is not None:
                 look(block, at)
-            elif columns.may_contain(at, *_TOLD) and (row := block.row(at)) >= 0:
-                step = self._told(row, columns.typed(at))
+            elif columns.may_contain(at, *_FACT_KEYS) and (row := block.row(at)) >= 0:
+                step = self._read_facts(row, columns.typed(at))
                 observed += [] if step is None else [(at, step)]
         return observed
 
@@ -419,7 +419,7 @@ class _Fold:
         gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
         self.capacity.append((block.columns.time_s.item(at), gpus))
 
-    def _told(self, row: int, event: TypedEvent) -> ObservedStep | None:
+    def _read_facts(self, row: int, event: TypedEvent) -> ObservedStep | None:
         """Take what an event says of its job. Returns the time of a step that it tells of."""
         if isinstance(event, Progressed) and event.progress is not None:
             _forecast(self._extras_of(row), event.progress)

@@ -307,7 +307,7 @@ class TrainingProgress:
                 plan = json.loads(self._path.with_name("plan.json").read_bytes())
                 self._head = {name: plan[name] for name in ("job", "attempt", "generation")}
             except (OSError, ValueError, KeyError) as error:
-                self._give_up(error)
+                self._disable(error)
         self._every_s = plan.get("progress_s", self._every_s)
         batch = global_batch or self._stated or 1
         self._head |= {"gpus": self.world_size, "global_batch": batch, "rank": self.rank}
@@ -371,7 +371,7 @@ class TrainingProgress:
         try:
             replace(self._path, json.dumps(document), self.rank)
         except OSError as error:
-            self._give_up(error)
+            self._disable(error)
 
     def _speed(self, now: float) -> dict[str, float]:
         step, samples = self._fields["step"], self._fields["samples_done"]
@@ -384,7 +384,7 @@ class TrainingProgress:
             self._first = now, step, samples
         return speed
 
-    def _give_up(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         print(f"pliant: no progress is reported: {self._path}: {error}", file=sys.stderr)
         self._path = None
 

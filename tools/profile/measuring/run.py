@@ -186,7 +186,9 @@ class Bench:
     def measured_before(self, plans: Iterable[ModelPlan], *, reduces: bool) -> int:
         """How many points are kept from an interrupted command."""
         keys = {
-            launch_key(plan.script, gpus, self._wanted(plan)) for plan in plans for gpus in (1, *plan.gpus)
+            launch_key(plan.script, gpus, self._one_worker_request(plan))
+            for plan in plans
+            for gpus in (1, *plan.gpus)
         }
         if reduces:
             script, wanted = self._all_reduces()
@@ -195,7 +197,7 @@ class Bench:
 
     def train_rows(self, plan: ModelPlan, note: Callable[[str], None]) -> list[ProfileRow]:
         """All training rows of one model: one worker first, because its limit holds for the gangs."""
-        wanted = self._wanted(plan)
+        wanted = self._one_worker_request(plan)
         rows = self._rows(plan.script, 1, wanted, wanted)
         fits = max((row.local_batch for row in rows if row.feasible), default=0)
         if fits == 0:
@@ -212,7 +214,7 @@ class Bench:
         script, request = self._all_reduces()
         return [row for gpus in _sizes(self.node) for row in self._rows(script, gpus, request, request)]
 
-    def _wanted(self, plan: ModelPlan) -> MeasurementRequest:
+    def _one_worker_request(self, plan: ModelPlan) -> MeasurementRequest:
         """The request for one worker, with which the plan begins."""
         return self._request(
             local_batches=plan.local_batches,

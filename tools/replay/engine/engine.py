@@ -123,7 +123,7 @@ class Engine:
             session, self.simulated, self._agenda, self.log, interval_s, reveals_work=reveals_work
         )
         self._now_s = 0.0
-        self._asked_s = -math.inf
+        self._decided_s = -math.inf
         self._idle_limit = IdleLimit()
         self._forecasts = ForecastLog() if session.policy_host.learns else None
         # Whether a job ended at this moment after the decision: it took less time than clocks resolve.
@@ -163,7 +163,7 @@ class Engine:
             if slowed or interfere:
                 running.apply_interference(now_s)
             if self._policy_is_due(now_s):
-                self._ask(now_s)
+                self._decide(now_s)
                 self._quiet_decisions += 1
                 if self._quiet_decisions % _PATIENCE == 0 and self._stands_still(now_s):
                     self.stands_still = True
@@ -189,7 +189,7 @@ class Engine:
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
         again_s = self.session.decided.due_s
-        if again_s is not None and again_s > self._asked_s:
+        if again_s is not None and again_s > self._decided_s:
             next_s = min(next_s, max(again_s, self._now_s))
         return next_s if self._rounds is None else min(next_s, self._next_round_s(self._rounds))
 
@@ -209,7 +209,7 @@ class Engine:
         if self._rounds is None and self.session.changes.has_news:
             return True
         again_s = self.session.decided.due_s
-        wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
+        wished = again_s is not None and self._decided_s < again_s <= now_s and bool(self.session.jobs)
         if self._rounds is None:
             return wished
         if self.session.jobs and self._rounds.next_s(now_s) <= now_s:
@@ -278,7 +278,7 @@ class Engine:
         job = self.session.end(job_id, now_s)
         job.report_progress(now_s, trained)
         self.log.add(now_s, Finished.name, job_id, gpus=0, samples_done=trained)
-        self._tell_progress()
+        self._report_progress()
 
     def _look_for_arrival(self) -> None:
         self._coming = next(self._arrivals, None)
@@ -289,7 +289,7 @@ class Engine:
         for job_id, reason in self.session.end_unsatisfiable(now_s).items():
             self.counters.cancelled += 1
             self.log.append(Cancelled(now_s, job_id, 0, reason=reason))
-            self._tell_progress()
+            self._report_progress()
 
     def _node_event(self, node: str, now_s: float, *, up: bool) -> None:
         self._quiet_decisions = 0
@@ -307,9 +307,9 @@ class Engine:
 
     # What the policy makes of it.
 
-    def _ask(self, now_s: float) -> None:
+    def _decide(self, now_s: float) -> None:
         session = self.session
-        self._asked_s, self._must_ask = now_s, False
+        self._decided_s, self._must_ask = now_s, False
         self.counters.decisions += 1
         if session.leaves_unasked(now_s):
             self.counters.unasked += 1
@@ -353,7 +353,7 @@ class Engine:
             said = self.session.decided.admissions.get(job.id) or None
             event = Rejected(now_s, job.id, 0, samples_done=done, reason=reason, admission=said)
             self.log.append(event)
-            self._tell_progress()
+            self._report_progress()
             return
         name: EventName = Moved.name if step == "rebatch" else step
         if not job.gpus:
@@ -376,7 +376,7 @@ class Engine:
     def _ended(self) -> int:
         return self.counters.finished + self.counters.rejected + self.counters.cancelled
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         if self._advance is None:
             return
         step = self._jobs // 200 or 1

@@ -222,7 +222,7 @@ class RowBlock:
         column = self.columns[name]
         if id(column) not in self._words:
             encoded = compute("dictionary_encode", column)
-            texts = [_said(text) for text in encoded.dictionary.to_pylist()]
+            texts = [_stated(text) for text in encoded.dictionary.to_pylist()]
             self._words[id(column)] = WordColumn(texts, _numpy(encoded.indices, np.int32))
         return self._words[id(column)]
 
@@ -299,7 +299,7 @@ class RowBlock:
         values, known = _usual(texts, np.ones(len(self), dtype=bool), zone, unit_s)
         if known.all():
             return values
-        stated = ~is_in(texts, _unsaid())
+        stated = ~is_in(texts, _unstated_texts())
         values, known = _usual(texts, stated, zone, unit_s)
         values[~known] = np.nan
         self._read_one_by_one(name, np.flatnonzero(stated & ~known & self.live), values, read_one)
@@ -347,7 +347,7 @@ class RowIds:
         :param keys: a row of an id that had the same key before is the same job: it counts once.
         """
         texts = self._block.columns[name]
-        if not are_plain(texts) or (_may_say_nothing(texts) and is_in(texts, _unsaid()).any()):
+        if not are_plain(texts) or (_may_be_unstated(texts) and is_in(texts, _unstated_texts()).any()):
             return self._one_by_one(self._block.text(name).listed(), keys)
         return self._plain(texts, keys)
 
@@ -473,20 +473,20 @@ def arrow_array(values: NDArray[Any], arrow_type: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _said(text: str) -> str:
+def _stated(text: str) -> str:
     """As :meth:`InputRow.optional_text`."""
     stripped = text.strip()
     return "" if stripped.lower() in NOTHING else stripped
 
 
 @cache
-def _unsaid() -> pa.Array:
+def _unstated_texts() -> pa.Array:
     """All ways to write :data:`NOTHING`."""
     cases = ([{letter.lower(), letter.upper()} for letter in word] for word in NOTHING)
     return text_array(sorted("".join(letters) for each in cases for letters in product(*each)))
 
 
-def _may_say_nothing(texts: pa.Array) -> bool:
+def _may_be_unstated(texts: pa.Array) -> bool:
     """Whether a text, none of which is empty, begins as one of :data:`NOTHING` does."""
     data, ends = text_bytes(texts)
     begins = np.zeros(256, dtype=bool)

@@ -95,7 +95,7 @@ class WhatIfRunner:
         question = {"question": request.model_dump(mode="json"), "seen": [*seen], "own": [*own]}
         until_s = time.monotonic() + RESPONSE_TIMEOUT_S
         with self._turn(who, until_s):
-            head, answer = self._ask(json.dumps(question).encode(), until_s - time.monotonic())
+            head, answer = self._run_whatif(json.dumps(question).encode(), until_s - time.monotonic())
             with self._lock:
                 self._spent[who.uid] += round(1000 * float(head.get("cpu_s", CPU_LIMIT_S)))
         if head.get("ok") is True:
@@ -117,7 +117,7 @@ class WhatIfRunner:
         with _taken(self._turns[who.uid], until_s), _taken(self._places, until_s):
             yield
 
-    def _ask(self, question: bytes, within_s: float) -> tuple[dict[str, Any], bytes]:
+    def _run_whatif(self, question: bytes, within_s: float) -> tuple[dict[str, Any], bytes]:
         argv = [sys.executable, *WHATIF_PROGRAM, str(self._state)]
         try:
             done = subprocess.run(

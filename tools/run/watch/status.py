@@ -352,7 +352,7 @@ def outlook(
         return measured_ends(log, now_s)
     try:
         with redirect_stdout(sys.stderr):  # a policy may print, and stdout is for the answer
-            return _asked(view, dirs, schedule, requests, now_s)
+            return _predictions(view, dirs, schedule, requests, now_s)
     except Exception as error:  # noqa: BLE001 - a policy is anybody's code, and may not even be installed here
         _log.debug("no start can be predicted: %s", error)
         return measured_ends(log, now_s)
@@ -368,7 +368,7 @@ def measured_ends(log: RunLog, now_s: float) -> dict[str, StartPrediction]:
     return ends
 
 
-def _asked(
+def _predictions(
     view: LogView, dirs: StateDir, schedule: Schedule | None, requests: Sequence[Request], now_s: float
 ) -> Mapping[str, StartPrediction]:
     session, _ = live_session(view, dirs, schedule, requests, now_s)

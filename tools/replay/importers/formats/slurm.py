@@ -352,7 +352,7 @@ def _of_columns(block: RowBlock) -> JobBlock | None:
         gpus,
         seconds,
         user=block.optional_text("User"),
-        labels=_labels(state.map(_said), gpu_type, words),
+        labels=_labels(state.map(_stated), gpu_type, words),
         start_s=start_s,
         end_s=end_s,
     )
@@ -377,7 +377,7 @@ def _gpu_columns(block: RowBlock) -> tuple[Numbers, WordColumn]:
         rows = (gpus == 0) & (allocated > 0)
         gpus[rows] = allocated[rows]
         types[rows] = np.array([kinds for _, kinds in counted], dtype=object)[words.places[rows]]
-    return gpus, WordColumn.of(types.tolist()).map(_said)
+    return gpus, WordColumn.of(types.tolist()).map(_stated)
 
 
 def _spelled(block: RowBlock, name: str, unstated: float) -> Numbers:
@@ -394,7 +394,7 @@ def _limit(minutes: str) -> str:
     return f"{60 * parse_number(minutes, 'TimelimitRaw'):.0f}" if minutes.isdecimal() else ""
 
 
-def _said(text: str) -> str:
+def _stated(text: str) -> str:
     return "" if text.lower() in NOTHING else text
 
 
@@ -641,7 +641,7 @@ def _state(text: str) -> str:
 
 
 def _node_list(text: str) -> str:
-    return _said(text.removeprefix("None assigned"))
+    return _stated(text.removeprefix("None assigned"))
 
 
 def _gpus(row: InputRow) -> tuple[int, str]:

@@ -260,7 +260,9 @@ class SlurmBackend:
                 self._announce(unit.node, now_s)
                 return replace(status, noticed=True)
             return status
-        status = unit.starting(self._place(unit), seen, os.environ, now_s, asking=self._asks_for(unit.node))
+        status = unit.starting(
+            self._place(unit), seen, os.environ, now_s, asking=self._can_lease_soon(unit.node)
+        )
         if status.displaced:
             self._dead_s[unit.node] = now_s
         return status
@@ -275,7 +277,7 @@ class SlurmBackend:
         lease_id, since_s = self._announced.get(name, (None, float("-inf")))
         return lease_id == self.leases.id_of(name) and time.monotonic() - since_s < self._notice_s
 
-    def _asks_for(self, name: str) -> bool:
+    def _can_lease_soon(self, name: str) -> bool:
         """Whether a node may get its lease in a moment, instead of waiting in Slurm's queue."""
         return (
             self._serves.get(name, False)
@@ -349,7 +351,7 @@ class SlurmBackend:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _LeaseRequest:
     """One node's lease, as far as this process has asked for it."""
 
     lease: Lease
@@ -377,7 +379,7 @@ class Leases:
         self._options, self._state = cluster.slurm, state.resolve()
         self._clock = clock
         self._asked = {
-            node.name: _Asked(command_lines.lease_of(cluster, node, state), clock())
+            node.name: _LeaseRequest(command_lines.lease_of(cluster, node, state), clock())
             for node in cluster.expanded()
             if node.gpus
         }
@@ -422,7 +424,7 @@ class Leases:
         """Learn from a view which leases run, and ask for those that are missing if ``renew``."""
         by_name = self._by_name(view)
         for node, asked in self._asked.items():
-            self._hear(asked)
+            self._read_submission(asked)
             jobs = by_name.get(asked.lease.name, [])
             running = [job for job in jobs if job.state == "RUNNING"]
             now_s = self._clock()
@@ -477,7 +479,7 @@ class Leases:
         if surplus:
             Later(command_lines.scancel_jobs(surplus))
 
-    def _hear(self, asked: _Asked) -> None:
+    def _read_submission(self, asked: _LeaseRequest) -> None:
         if asked.submission is None or not asked.submission.done:
             return
         refused, asked.submission = asked.submission.failure, None

@@ -349,7 +349,7 @@ class Attempt:
             return _QUEUED if stage == "queued" else _RUNNING
         if self._may_come(now_s):
             return _QUEUED
-        return self._give_up(unit)
+        return self._abandon(unit)
 
     def _seen(self, unit: SlurmUnit, listed: JobListing, stage: Stage) -> UnitReport:
         job = None if stage == "gone" else listed.job
@@ -382,7 +382,7 @@ class Attempt:
         if self._job_id:
             self._end = Later(command_lines.show_job(self._job_id))
 
-    def _give_up(self, unit: SlurmUnit) -> UnitStatus:
+    def _abandon(self, unit: SlurmUnit) -> UnitStatus:
         """Give up the start of a unit; the reason goes where its own last words would be."""
         unit.give_order("kill")
         if unit.is_taken_over():  # at the last moment

@@ -73,7 +73,7 @@ def supervise_as(kept: str, unit: str, gpus: str) -> int:
     supervisor, others = _beside("supervisor"), _beside("supervisor_setuid")
     code_file = os.path.join(kept, f"exit-{unit}")
     try:
-        told = _told(os.path.join(kept, f"start-{unit}.json"))
+        told = _read_order(os.path.join(kept, f"start-{unit}.json"))
         if not take_over(os.path.join(kept, f"unit-{unit}.alive")):
             return 0
     except OSError as error:
@@ -88,7 +88,7 @@ def supervise_as(kept: str, unit: str, gpus: str) -> int:
     account = others.SetuidAccount(told["account"])
     supervisor.Helpers.load(account.env)
     account.take_file_rights()
-    _say_to(os.path.join(told["attempt"], "logs", f"launcher-{unit}.log"))
+    _redirect_output(os.path.join(told["attempt"], "logs", f"launcher-{unit}.log"))
     try:
         account.env = environment({**asked, **given}, gpus)
     except NoGpuError as error:
@@ -103,7 +103,7 @@ def supervise_as(kept: str, unit: str, gpus: str) -> int:
     return int(supervisor.supervise(code_file, told["cwd"], told["argv"], **about))
 
 
-def _told(path: str) -> Any:
+def _read_order(path: str) -> Any:
     """What is to be started as whom, in a file that is root's alone.
 
     :raises OSError: it cannot be read, or is not.
@@ -115,7 +115,7 @@ def _told(path: str) -> Any:
         return json.load(file)
 
 
-def _say_to(path: str) -> None:
+def _redirect_output(path: str) -> None:
     """Let output go to a plain file of the account's, or nowhere if there is something else."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     try:

@@ -180,16 +180,16 @@ class SlurmUnit:
         :param asking: a lease has just been asked for.
         """
         if not self.is_requested:
-            return self._unwanted()
+            return self._status_after_order()
         waits_s = now_s - max(self._since_s, self._ended_s)
         if self.srun is not None:
-            return self._give_up() if waits_s >= START_S else _STARTING
+            return self._abandon_start() if waits_s >= START_S else _STARTING
         if seen.step is not None and seen.queried_s > self._ended_s:
             return _RUNNING
         if self._tries and waits_s < (SHOWS_S if self._code == 0 else RETRY_INTERVAL_S):
             return _STARTING
         if (self._tries and self._code == 0) or self._tries >= TRIES:
-            return self._give_up()
+            return self._abandon_start()
         if place is None:
             waits = _ASKED if asking else _WAITS
             return replace(waits, queued=False) if self._tries else waits
@@ -198,7 +198,7 @@ class SlurmUnit:
         self._start(place, env, now_s)
         return _STARTING
 
-    def _unwanted(self) -> UnitStatus:
+    def _status_after_order(self) -> UnitStatus:
         """Its status after an order to end, which any supervisor that takes it over now will find."""
         if self.is_taken_over():
             return _RUNNING
@@ -240,7 +240,7 @@ class SlurmUnit:
         if pid:
             self.srun, self._ended_s = None, now_s
             self._code = os.waitstatus_to_exitcode(status)
-            if self._code and "contact slurm controller" in self._said():
+            if self._code and "contact slurm controller" in self._last_error():
                 self._tries -= 1
 
     def _shows(self) -> bool:
@@ -248,7 +248,7 @@ class SlurmUnit:
         refresh_folder(self._talk.path)
         return self.is_taken_over() or self.ended() is not None
 
-    def _give_up(self) -> UnitStatus:
+    def _abandon_start(self) -> UnitStatus:
         """Give up its start; the reason goes where its own last words would be.
 
         The unit is not at fault if the node does not answer or srun hangs.
@@ -258,7 +258,7 @@ class SlurmUnit:
         self.give_order("kill")
         if self.is_taken_over():  # at the last moment
             return _RUNNING
-        said, folder = self._said(), self._files.path
+        said, folder = self._last_error(), self._files.path
         if self.srun is not None or any(words in said for words in _OF_NODES):
             why = said or f"srun has not ended after {START_S:.0f} s"
             return UnitStatus("lost", displaced=f"nothing starts on node {self.node}: {why}", began=False)
@@ -280,7 +280,7 @@ class SlurmUnit:
         """Of another account's unit, it is where that account cannot pretend that a node has failed."""
         return (self._files.kept or self._files.logs) / f"srun-{self.number}.log"
 
-    def _said(self) -> str:
+    def _last_error(self) -> str:
         """The last error of srun, whose output also has other lines."""
         try:
             lines = self._srun_log.read_text(errors="replace").splitlines()

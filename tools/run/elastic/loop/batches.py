@@ -235,7 +235,7 @@ class DataSource:
             num_workers=self.num_workers,
             collate_fn=collate_fn,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=partial(_obey, leaving),
+            worker_init_fn=partial(_init_loading_process, leaving),
             generator=generator,
         )
 
@@ -309,7 +309,7 @@ def tensors_in(batch: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(value)
 
 
-def _obey(leaving: Event, worker: int) -> None:
+def _init_loading_process(leaving: Event, worker: int) -> None:
     """Let a loading process survive signals to its process group, but not the end of its parent."""
     del worker
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

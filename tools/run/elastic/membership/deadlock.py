@@ -124,7 +124,7 @@ class DeadlockWatch:
             return ""
         if now_s - self._since_s < PUBLISH_AFTER_S:
             return ""
-        own = self._own or self._say()
+        own = self._own or self._publish()
         others = [self._read(worker) for worker in plan.workers if worker != self._context.worker]
         if others != self._others:
             self._others, self._others_since_s = others, now_s
@@ -166,7 +166,7 @@ class DeadlockWatch:
             pause()
         self._without = None
 
-    def _say(self) -> WaitPoint:
+    def _publish(self) -> WaitPoint:
         position = self._position()
         own = WaitPoint(generation=self._context.plan.generation, place=author_place(), **position._asdict())
         publish_file(self._context.attempt.waits(self._context.worker), own.model_dump_json().encode())

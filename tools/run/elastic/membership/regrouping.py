@@ -163,15 +163,15 @@ class Regrouping:
         except NotNeededError:
             return self._exit.leave()
         except StopRequestedError:
-            return self._exit.stop() if cursor is None else self._give_up(training, "asked to stop")
+            return self._exit.stop() if cursor is None else self._save_and_leave(training, "asked to stop")
         except NoPlanError as error:
-            return self._give_up(training, str(error))
+            return self._save_and_leave(training, str(error))
         except CutOffError as error:
             self._exit.end("cut_off", str(error))
             return Leave(1)
         return self._exit.leave() if self._context.left else cursors
 
-    def _give_up(self, training: Training, reason: str) -> Leave:
+    def _save_and_leave(self, training: Training, reason: str) -> Leave:
         return self._exit.save_and_leave(training, reason, lambda: self._watch.stop_requested)
 
     def _share_state(self, training: Training, cursors: Sequence[Cursor | None]) -> Resplit:

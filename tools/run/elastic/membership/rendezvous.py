@@ -220,7 +220,7 @@ class RendezvousWait:
         """The workers met and did not connect; after several times with all workers alive, give up."""
         self.failed += 1
         if self.failed >= MAX_CONNECT_ATTEMPTS and not self.missing():
-            self._give_up(f"the workers meet, but cannot connect: {problem}")
+            self._fail(f"the workers meet, but cannot connect: {problem}")
 
     def for_room(self, problem: str) -> None:
         """The disk is full: time limits start again, because the failure is no worker's.
@@ -254,11 +254,11 @@ class RendezvousWait:
         plan = self._context.plan
         limit_s = plan.timeout_s if self._fresh else plan.patience_s
         if waited_s > limit_s and (missing := ", ".join(self.missing())):
-            self._give_up(f"{missing} did not come within {limit_s:g} s" if self._fresh else missing)
+            self._fail(f"{missing} did not come within {limit_s:g} s" if self._fresh else missing)
         if waited_s > COLLECTIVE_TIMEOUT.total_seconds():
-            self._give_up("all workers live, but they do not meet")
+            self._fail("all workers live, but they do not meet")
 
-    def _give_up(self, problem: str) -> None:
+    def _fail(self, problem: str) -> None:
         if not self._fresh:
             if no_room := self._no_room():
                 self.for_room(no_room)

@@ -233,12 +233,12 @@ class BooksSlots(Policy):
         ledger = self._ledger = Ledger(exchange, self._estimate(), self.horizon_slots)
         if self._saved is not None:
             state, self._saved = self._saved, None
-            self._take_up(state, ledger, snapshot)
+            self._restore(state, ledger, snapshot)
         else:
             self._is_opened(snapshot, ledger)
         return ledger
 
-    def _take_up(self, state: Mapping[str, Any], ledger: Ledger, snapshot: Snapshot) -> None:
+    def _restore(self, state: Mapping[str, Any], ledger: Ledger, snapshot: Snapshot) -> None:
         ledger.load(state["ledger"], list(snapshot.jobs.values()))
         self._admitted = set(state["admitted"])
         self._asked = {job_id: row_of(row) for job_id, row in state["asked"].items()}

@@ -130,7 +130,7 @@ class Bound:
             elif change.job is not None:
                 if change.ended_job and change.kind != "finished":  # it has its part of the deals before
                     self._advance(change.time_s - SAME_S, gpus, snapshot, known)
-                self._take_up(change, change.job, snapshot)
+                self._apply(change, change.job, snapshot)
         for job in snapshot.jobs.values():
             self._credits.begin(job, snapshot.time_s)
         self._credits.book(snapshot.jobs.values(), known, snapshot.time_s)
@@ -172,7 +172,7 @@ class Bound:
         self._reference.load(state["reference"], jobs)
         self._credits.load(state["credits"])
 
-    def _take_up(self, change: Change, job: JobState, snapshot: Snapshot) -> None:
+    def _apply(self, change: Change, job: JobState, snapshot: Snapshot) -> None:
         if change.kind == "arrived":
             self._reference.enter(job, change.time_s + self._terms.grace_of(job, snapshot.speeds))
         elif change.kind == "finished":

@@ -72,7 +72,7 @@ class _Key(NamedTuple):
     observations: int
 
 
-class _Asked(NamedTuple):
+class _PendingRow(NamedTuple):
     """A row that is being made."""
 
     job: JobState
@@ -94,7 +94,7 @@ class JobGoodputs:
 
     def row(self, job: JobState, offers: Offers) -> GoodputRow:
         """The job's goodputs on what it may get, without configurations on which it would not advance."""
-        asked = _Asked(job, offers, self._up_to_date(job))
+        asked = _PendingRow(job, offers, self._up_to_date(job))
         if self._knowledge == "measured" and not any(kind.name in asked.known.fits for kind in offers):
             return self._unknown(job, offers)
         configurations: list[Configuration] = []
@@ -158,7 +158,7 @@ class JobGoodputs:
         )
 
     def _candidates(
-        self, asked: _Asked, kind: GpuType, offered: tuple[Configuration, ...]
+        self, asked: _PendingRow, kind: GpuType, offered: tuple[Configuration, ...]
     ) -> BatchCandidates:
         job, known = asked.job, asked.known
         sizes, small = tuple(one.gpus for one in offered), self._knowledge != "profile"
@@ -183,7 +183,7 @@ class JobGoodputs:
                 rates[0, column] = [self._rate(job, kind, one, int(batch)) for batch in batches]
         return BatchCandidates(np.broadcast_to(batches, rates.shape), rates)
 
-    def _from_fits(self, asked: _Asked, kind: GpuType, key: _Key) -> BatchCandidates:
+    def _from_fits(self, asked: _PendingRow, kind: GpuType, key: _Key) -> BatchCandidates:
         job, source = asked.job, self._source(asked, kind)
         type_fit = asked.known.fits.get(source.name)
         runs = np.array(self._runs(job, kind, key.offered))[None, :, None]
@@ -196,7 +196,7 @@ class JobGoodputs:
         made = fit_at(type_fit, key.limits, several, gpus, lone_accumulates=self._lone_accumulates)
         return BatchCandidates(made.batches, np.where(runs, made.samples_per_second * ratio, 0.0))
 
-    def _source(self, asked: _Asked, kind: GpuType) -> GpuType:
+    def _source(self, asked: _PendingRow, kind: GpuType) -> GpuType:
         """The type whose fit answers for another one."""
         fitted = [each for each in asked.offers if each.name in asked.known.fits]
         if self._knowledge == "bootstrap":
