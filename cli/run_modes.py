@@ -75,8 +75,8 @@ def follow_in_background(options: RunOptions) -> None:
                 reserve_space(2)
 
         def serve() -> None:
-            said = replace(options, sinks_of_news=(_note_trouble,))
-            run_and_follow(said, look)
+            loud = replace(options, sinks_of_news=(_note_trouble,))
+            run_and_follow(loud, look)
 
         return run_command(serve)
 
