@@ -22,8 +22,6 @@ EVENT_NAMES: Final[tuple[str, ...]] = EventName.__args__  # type: ignore[attr-de
 OF_NODES: Final = ("node_down", "node_up")
 OF_SLOTS: Final = ("slot_down", "slot_up")
 OF_DRAINS: Final = ("drain", "undrain")
-ORDERS: Final = ("hold", "unhold", "priority", "update", *OF_DRAINS)
-"""Events that execute what the owner of a state directory ordered."""
 OF_THE_CLUSTER: Final = ("decision", *OF_NODES, *OF_SLOTS, *OF_DRAINS)
 """Events that may be of no job."""
 STARTS: Final = ("start", "resume")

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -134,12 +133,3 @@ def until(condition: Callable[[], object]) -> None:
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"not after {PATIENCE_S:g} s")
         time.sleep(0.1)
-
-
-def where_time_goes(found: list[dict[str, float]]) -> dict[str, float]:
-    """The median seconds between one mark and the next."""
-    names = ("decided", *MARKS)
-    return {
-        f"{before} to {after}": statistics.median(marks[after] - marks[before] for marks in found)
-        for before, after in pairwise(names)
-    }

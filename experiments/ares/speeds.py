@@ -55,18 +55,6 @@ def fitted(rows: Sequence[ProfileRow]) -> Fit:
     return fit([_observation(row) for row in rows])
 
 
-def log_error(rows: Sequence[ProfileRow], found: Fit) -> float:
-    """Root of the mean squared logarithm of modelled over measured step times of one model."""
-    modelled = found.step_seconds(
-        np.array([row.nodes > 1 for row in rows]),
-        np.array([row.gpus for row in rows]),
-        np.array([row.local_batch for row in rows]),
-        np.ones(len(rows)),
-    )
-    measured = np.array([row.step_seconds for row in rows])
-    return float(np.sqrt(np.mean(np.log(modelled / measured) ** 2)))
-
-
 def _models(rows: Sequence[ProfileRow]) -> list[str]:
     return sorted({row.model for row in rows})
 

@@ -40,7 +40,6 @@ GRACES: Final[dict[str, tuple[float, ...]]] = {
     "grace_s": (0.0, 600.0, 3600.0),
 }
 """Tried with fixed batches: where they are free, jobs of these workloads hardly come near the bound."""
-INTERVALS: Final = ("paid", "free")
 GROUPS: Final = (
     "policies",
     "slow",

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 _GAP: Final = 1e-4
 """Relative: a solution this near to the best counts as the best."""
-TRIFLE: Final = 1e-6
-"""Part of the most that one job can be worth that the solver takes for nothing."""
 MOST_VARIABLES: Final = 100_000
 """Whole numbers of the largest problem that is tried."""
 
@@ -209,7 +207,7 @@ def solve(
     if not layout.count:
         return Optimum((None,) * len(bids), 0.0, 0.0)
     rows, low, high = constraints(layout, servers, used)
-    unit = float(layout.worths.max())  # ``TRIFLE`` is one of the solver's tolerances, which are absolute
+    unit = float(layout.worths.max())  # the solver's tolerances, 1e-6, are absolute
     solution = solved(
         *(-layout.worths / unit, rows, low, high),
         whole=np.ones(layout.count, dtype=np.int64),
