@@ -190,12 +190,12 @@ def wait(least: int, **most: int) -> tuple[int, dict[str, int]]:
 def claim(
     team: str, *waits: tuple[int, dict[str, int]], at: float = 0.0, user: str = "", **counts: Any
 ) -> Claim:
-    """What an owner holds, could use with running jobs (``wanted``), has declined; and its jobs that wait."""
+    """What an owner holds, has declined, could use with running jobs (``demanded``); and jobs that wait."""
     waiting = [
         WaitingJob(JobState(job(f"{team}{user}{number}", at=at + number), 1, None), *each)
         for number, each in enumerate(waits)
     ]
-    return Claim(Owner(team, user), **{"wanted": counts.get("held", {}), **counts}, waiting=waiting)
+    return Claim(Owner(team, user), **{"demanded": counts.get("held", {}), **counts}, waiting=waiting)
 
 
 def whole(rules: Shares, total: dict[str, int], *claims: Claim, **used: float) -> dict[str, Entitlement]:
@@ -372,7 +372,7 @@ def test_who_gives_way_to_whom(weight: float, first: Claim, second: Claim, used:
 
 def test_claims_by_type_and_gpus_that_a_policy_left() -> None:
     def found(declined: int) -> dict[str, dict[str, int]]:
-        grows = claim("a", held={"x": 2}, wanted={"x": 6}, declined={"x": declined})
+        grows = claim("a", held={"x": 2}, demanded={"x": 6}, declined={"x": declined})
         return typed(A_AND_B, {"x": 12}, grows, claim("b", wait(1, x=12)))
 
     assert found(3) == {"a": {"x": 6}, "b": {"x": 6}}
