@@ -72,6 +72,8 @@ _CHECK_INTERVAL_S: Final = 0.25
 _VERDICT: Final = "verdict"
 _NEWER: Final = "newer"
 _APART: Final = "apart "
+_ENDPOINT: Final = "door"
+"""Key under which each worker says where it listens: workers that an earlier version started read it, too."""
 _BACKLOG: Final = 1024
 """Connections that a listener completes."""
 _UNDER_WAY: Final = frozenset((errno.EINPROGRESS, errno.EWOULDBLOCK))
@@ -331,7 +333,7 @@ class Round:
     def _verdict(self, store: FolderStore, cursor: Cursor | None, listener: ProbeListener | None) -> str:
         rank, ranks = self._context.rank, range(self._context.world_size)
         if listener is not None:
-            store.set(f"endpoint/{rank}", str(listener.endpoint))
+            store.set(f"{_ENDPOINT}/{rank}", str(listener.endpoint))
         store.set(f"here/{rank}", written(cursor))
         here = [f"here/{one}" for one in ranks]
         missed = [f"missed/{one}" for one in ranks] if listener is not None else []
@@ -340,7 +342,7 @@ class Round:
             if probes and store.check(here):
                 others = [one for one in ranks if one != rank]
                 cut_off = unreachable(
-                    {one: Endpoint.parse(store.get(f"endpoint/{one}").decode()) for one in others}
+                    {one: Endpoint.parse(store.get(f"{_ENDPOINT}/{one}").decode()) for one in others}
                 )
                 store.set(f"missed/{rank}", ",".join(map(str, cut_off)))
                 probes = False

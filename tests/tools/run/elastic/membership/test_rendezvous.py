@@ -324,8 +324,9 @@ def attend_on_three_hosts(
 
 
 def test_a_worker_that_is_cut_off_is_known_to_all(tmp_path: Path, monkeypatch: Patch, pool: Any) -> None:
-    """Hosts that reach each other meet."""
+    """Hosts that reach each other meet, under the keys that workers of earlier versions read."""
     assert attend_on_three_hosts(tmp_path / "all", monkeypatch, pool, {}) == [[HERE] * 3] * 3
+    assert FolderStore(place(tmp_path / "all"), waiting).check([f"door/{rank}" for rank in range(3)])
     missed = {0: [1, 2], 1: [0], 2: [0]}
     first, *others = attend_on_three_hosts(tmp_path / "apart", monkeypatch, pool, missed)
     assert isinstance(first, rendezvous.CutOffError)
