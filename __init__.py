@@ -26,21 +26,31 @@ if TYPE_CHECKING:
         schedule,
         synth,
     )
+    from pliant.tools.live import LiveCluster, LiveJob, LiveJobs, cluster, submit
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "LiveCluster",
+    "LiveJob",
+    "LiveJobs",
     "PliantError",
     "ReplayResult",
     "ReportResult",
     "ScheduleResult",
     "__version__",
+    "cluster",
     "read",
     "replay",
     "report",
     "schedule",
+    "submit",
     "synth",
 ]
+_MODULES = {
+    "PliantError": "pliant.schemas.errors",
+    **dict.fromkeys(("LiveCluster", "LiveJob", "LiveJobs", "cluster", "submit"), "pliant.tools.live"),
+}
 
 
 def __getattr__(name: str) -> object:
@@ -48,8 +58,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    where = "pliant.schemas.errors" if name == "PliantError" else "pliant.tools.api"
-    found: object = getattr(import_module(where), name)
+    found: object = getattr(import_module(_MODULES.get(name, "pliant.tools.api")), name)
     globals()[name] = found
     return found
 

@@ -110,6 +110,7 @@ VALUES: Final[dict[tuple[str, str], Values]] = {
     ("why", "job"): _jobs_there,
     ("stack", "job"): _jobs_left,
     ("drain", "nodes"): _nodes,
+    ("nodes", "node"): _nodes,
     ("resume", "nodes"): _nodes,
 }
 """Completions by command and parameter; an empty command means every one."""

@@ -98,6 +98,19 @@ COMMANDS: Final = (
         "Return drained nodes to service: all that are named, or none.",
     ),
     (
+        "reload",
+        LIVE,
+        "Let a run go on with a changed cluster file: all of it, or nothing if one thing is wrong.",
+    ),
+    (
+        "nodes",
+        LIVE,
+        (
+            "Show the nodes of a run: type, GPUs held and free, by which jobs, how busy, and why one gets no "
+            "work."
+        ),
+    ),
+    (
         "status",
         LIVE,
         "Show the jobs of a state directory and whether a run is in progress, or describe one job.",
@@ -107,6 +120,11 @@ COMMANDS: Final = (
         "top",
         LIVE,
         "Show what each running job uses: GPUs, speed, step time, batch, loss, last report.",
+    ),
+    (
+        "usage",
+        LIVE,
+        "Say what jobs used: GPU hours by type, share, the part that trained, and money.",
     ),
     ("log", LIVE, "Print the output of the newest attempt of each job, file by file."),
     (
@@ -143,6 +161,7 @@ MODULES: Final = {
     **dict.fromkeys(("log", "wait", "stack", "why"), "job"),
     **dict.fromkeys(("policies", "schema", "validate", "man"), "reference"),
     **dict.fromkeys(("profile merge", "profile diff", "profile prune"), "profile"),
+    **dict.fromkeys(("reload", "nodes"), "nodes"),
     "predictor": "predictions",
     "top": "status",
 }

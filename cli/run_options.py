@@ -238,8 +238,8 @@ class RunArguments:
             else:
                 _refuse_to_follow_without_policy(state)
         cluster = self.cluster
-        if cluster is None:
-            cluster = _configured_cluster(state, config.cluster, begins=begins and policy is not None)
+        if cluster is None and (self.follow if not begins else policy is not None):
+            cluster = config.cluster
         options = RunOptions(
             state=state or free_state_name(Path()),
             schedule=self.schedule,
@@ -261,28 +261,6 @@ class RunArguments:
         if begins and cluster is not None:
             _name_assumptions(cluster, self.profile, options.question)
         return options
-
-
-def _configured_cluster(state: Path | None, named: str | None, *, begins: bool) -> str | None:
-    """The cluster file that the configuration names, for a run that begins.
-
-    One that goes on keeps its cluster; how the file differs from it is said.
-    """
-    from pliant.schemas.errors import PliantError
-    from pliant.tools.run.statedir.directory import StateDir
-    from pliant.tools.run.statedir.kept_inputs import changes_not_taken
-
-    if begins or state is None or named is None:
-        return named if begins else None
-    kept = StateDir(state).cluster
-    if kept.exists() and Path(named).exists():
-        try:
-            lines = changes_not_taken(kept, named)
-        except PliantError as error:  # it is not used
-            lines = [str(error)]
-        for line in lines:
-            note(line)
-    return None
 
 
 def _gateway(roles: Path | None, *, munge: bool) -> Callable[[StateDir], AbstractContextManager[None]]:

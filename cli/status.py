@@ -238,7 +238,8 @@ def status(
     measured speed), and why. For one job also its history and its last error
     lines. Without options that choose jobs, those that ended more than a day
     before the last event are left out. Lines are broken on a terminal alone.
-    With -f json all jobs have all fields, or those that --columns names.
+    With -f json all jobs have all fields, or those that --columns names. Of the
+    nodes, pliant nodes says more.
 
     \b
     Examples:
@@ -497,7 +498,8 @@ def top(
     """Show what each running job uses: GPUs, speed, step time, batch, loss, last report.
 
     The figures are those that the job's workers report about once a second.
-    It only reads, so it works while a run holds the directory.
+    It only reads, so it works while a run holds the directory. pliant nodes
+    shows the same by node, and what is free.
 
     Example: pliant top --state live --watch
     """

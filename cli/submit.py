@@ -427,7 +427,10 @@ def submit(
     submitted = tuple(without(of_submitter(job, os.environ), hidden) for job in submitted)
     for line in dict.fromkeys([*_starts(submitted), *_shared_files(submitted)]):
         note(line)
-    with _none_submitted(len(submitted)), _copied(directory, submitted, snapshot=snapshot) as submitted:
+    with (
+        _none_submitted(len(submitted), directory),
+        _copied(directory, submitted, snapshot=snapshot) as submitted,
+    ):
         done = client.submit(
             *(submitted, source),
             folder=Path.cwd(),
@@ -444,13 +447,30 @@ def submit(
 
 
 @contextmanager
-def _none_submitted(count: int) -> Iterator[None]:
+def _none_submitted(count: int, state: Path) -> Iterator[None]:
     try:
         yield
     except BadInputError:
+        if (named := _changed_cluster(state)) is not None:
+            note(f"{named} has changed, and the run does not know yet: pliant reload, then submit again")
         if count > 1:
             note(f"none of the {count} jobs was submitted:")
         raise
+
+
+def _changed_cluster(state: Path) -> str | None:
+    """The cluster file of the configuration if the run of a directory has another cluster."""
+    from pliant.schemas.errors import PliantError
+    from pliant.schemas.io import read_cluster
+    from pliant.tools.run.statedir.directory import StateDir
+    from pliant.tools.run.statedir.kept_inputs import cluster_changes
+
+    named, kept = configuration().cluster, StateDir(state).cluster
+    try:
+        own = None if named is None or not kept.exists() else read_cluster(kept)
+        return named if own and named and cluster_changes(own, read_cluster(named), named) else None
+    except PliantError:  # of another account, or wrong: the error at hand says enough
+        return None
 
 
 def _copied(state: Path, jobs: tuple[Job, ...], *, snapshot: bool) -> AbstractContextManager[tuple[Job, ...]]:

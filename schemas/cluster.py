@@ -273,6 +273,37 @@ class StragglerRule(Record):
     """"move": an elastic job moves once to a free slot, and no job gets the slow one for an hour."""
 
 
+NoticeKind = Literal[
+    "finished", "failed", "cancelled", "rejected", "waiting", "quarantined", "node_down"
+]  # fmt: skip
+
+
+class Notify(Record):
+    """Who hears of what happens, as JSON: a command on its stdin, or a web server."""
+
+    on: tuple[NoticeKind, ...] = ("failed", "waiting", "quarantined", "node_down")
+    """What it hears of; "quarantined": a slot that waits for an operator."""
+    command: tuple[str, ...] = ()
+    """Words of a command; it has taken a notice when it exits with 0."""
+    url: str | None = None
+    """Address that notices are posted to. All accounts see the cluster file of a shared run."""
+    url_file: str | None = None
+    """File that holds the address, where that is a secret."""
+    waiting_seconds: PositiveFloat = 3600.0
+    """A job waits too long when it has not started by then."""
+
+    @model_validator(mode="after")
+    def _has_one_way(self) -> Self:
+        if sum(map(bool, (self.command, self.url, self.url_file))) != 1:
+            raise broken_rule("expected one of command, url and url_file", "")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The target in messages, without what may be secret."""
+        return self.command[0] if self.command else self.url_file or "its url"
+
+
 class SlurmOptions(Record):
     """How nodes are asked for where the backend is Slurm."""
 
@@ -321,6 +352,8 @@ class Cluster(Record):
     slurm: SlurmOptions = Field(default_factory=SlurmOptions)
     speeds: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Relative speed of a GPU type where the profile knows only another type. Default: 1."""
+    price: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    """Price of an hour of a GPU by its type, in any currency. Default: bills have no money."""
     min_run_seconds: NonNegativeFloat = 0.0
     """No policy preempts a job that has had its GPUs for less than this."""
     cooldown_seconds: NonNegativeFloat = 0.0
@@ -338,6 +371,8 @@ class Cluster(Record):
     """A rule about jobs that hardly use their slots. Default: none."""
     stragglers: StragglerRule | None = None
     """A rule about workers that are slower than the others of their job. Default: none."""
+    notify: tuple[Notify, ...] = ()
+    """Who hears of jobs that end, fail or wait, and of sick slots and nodes."""
     isolation: bool = True
     """Whether each unit of a job on the local backend gets a control group, where the system lets one be
     made: no more memory and cores than the job demands, or its share of the node, and only its GPUs."""
@@ -389,8 +424,10 @@ class Cluster(Record):
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
         has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take, or that
-        jobs are not isolated.
+        jobs are not isolated. 5: GPUs have prices, or it says who is notified.
         """
+        if self.price or self.notify:
+            return 5
         if self.preemptible is not None or not self.isolation:
             return 4
         newest = (self.shares, self.slurm.notice_seconds, self.idle, self.stragglers)

@@ -15,14 +15,14 @@ from pliant.schemas.file_io.record import NOT_FINITE, as_pointer, nonfinite
 EventName = Literal[
     "submit", "reject", "start", "grow", "shrink", "move", "preempt", "resume", "epoch", "progress",
     "checkpoint", "fail", "requeue", "finish", "cancel", "node_down", "node_up", "decision",
-    "slot_down", "slot_up", "release", "hold", "unhold", "priority", "drain", "undrain", "update",
+    "slot_down", "slot_up", "release", "hold", "unhold", "priority", "drain", "undrain", "update", "reload",
 ]  # fmt: skip
 EVENT_NAMES: Final[tuple[str, ...]] = EventName.__args__  # type: ignore[attr-defined]
 
 OF_NODES: Final = ("node_down", "node_up")
 OF_SLOTS: Final = ("slot_down", "slot_up")
 OF_DRAINS: Final = ("drain", "undrain")
-OF_THE_CLUSTER: Final = ("decision", *OF_NODES, *OF_SLOTS, *OF_DRAINS)
+OF_THE_CLUSTER: Final = ("decision", "reload", *OF_NODES, *OF_SLOTS, *OF_DRAINS)
 """Events that may be of no job."""
 STARTS: Final = ("start", "resume")
 """Events that give GPUs to a job without any."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, get_args
 from pliant.schemas.event import Event, EventName
 
 if TYPE_CHECKING:
+    from pliant.schemas.cluster import Cluster
     from pliant.schemas.job import Changes
     from pliant.schemas.runinfo import RunInfo, SubmitDetail
 
@@ -486,10 +487,42 @@ class Undrained(_Ordered):
     node: str
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Reloaded(_Ordered):
+    """The run goes on with another cluster, or a file was refused."""
+
+    name = "reload"
+
+    error: str | None = None
+    """Reason of a refusal; nothing has changed then."""
+    cluster: Mapping[str, Any] | None = None
+    """The cluster from now on; nodes that jobs still have to leave are in it as they were."""
+    wanted: Mapping[str, Any] | None = None
+    """The cluster of the file, while there are such nodes."""
+    leaving: Sequence[Any] | None = None
+    """Names of these nodes, which get no work."""
+    back: Sequence[Any] | None = None
+    """Nodes that were to leave, and get work again."""
+    now: bool | None = None
+    """Whether jobs leave these nodes at the next decision."""
+    lines: Sequence[Any] | None = None
+    """Changes of the file, a line for each."""
+
+    def clusters(self) -> tuple[Cluster, Cluster | None]:
+        """The cluster from now on, and the one of the file while they differ.
+
+        :raises ValidationError: it does not state a cluster.
+        """
+        from pliant.schemas.cluster import Cluster
+
+        now = Cluster.model_validate_json(json.dumps(self.cluster or {}))
+        return now, None if self.wanted is None else Cluster.model_validate_json(json.dumps(self.wanted))
+
+
 Placed = Started | Resumed | Grown | Shrunk | Moved
 Ended = Finished | Failed | Cancelled | Rejected
 Trained = Progressed | Checkpointed | EpochEnded
-Ordered = Held | Unheld | Prioritized | Updated | Drained | Undrained
+Ordered = Held | Unheld | Prioritized | Updated | Drained | Undrained | Reloaded
 TypedEvent = (
     RunBegan | Decided | Submitted | Placed | Preempted | Requeued | Ended | Released | Trained
     | NodeDown | NodeUp | SlotQuarantined | SlotCleared | Ordered

@@ -108,7 +108,12 @@ def job_file(jobs: Iterable[Job]) -> bytes:
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    return parse_document(read_bytes(path), source_name(path), "cluster", Cluster, schema_required=False)
+    return cluster_of(read_bytes(path), source_name(path))
+
+
+def cluster_of(data: bytes, source: str) -> Cluster:
+    """The cluster in the bytes of a file, as :func:`read_cluster`."""
+    return parse_document(data, source, "cluster", Cluster, schema_required=False)
 
 
 def write_cluster(cluster: Cluster, path: str | Path, *, mode: int = 0o666) -> None:

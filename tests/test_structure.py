@@ -25,6 +25,7 @@ ALLOWED = {
     "tools.replay": {"schemas", "tools.profile", "tools.schedule", "tools.replay"},
     "tools.report": {"schemas", "tools.report"},
     "tools.api": {"schemas", "tools"},
+    "tools.live": {"schemas", "tools"},
     "integrations": {"integrations", "tools.run"},
     "cli": {"cli", "schemas", "tools"},
 }

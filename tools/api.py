@@ -430,7 +430,7 @@ def schedule(
     question = Question(
         policy, parameters or {}, seed, explain=True, timing=False, demand=demand, predictor=start
     )
-    jobs_read, source = _jobs(jobs)
+    jobs_read, source = jobs_of(jobs)
     return ScheduleResult(
         decide(jobs_read, _cluster(cluster), _profile(profile), question, now_s=at_s, source=source)
     )
@@ -443,7 +443,7 @@ def _inputs(
     convergence: AnyPath | Iterable[ConvergenceRow] | None,
     limit: int | None,
 ) -> Inputs:
-    jobs_read, source = _jobs(jobs)
+    jobs_read, source = jobs_of(jobs)
     ordered = sorted(jobs_read, key=lambda job: (job.submit_time, job.id))[:limit]
     rows: Iterable[ConvergenceRow] = ()
     if isinstance(convergence, str | PathLike):
@@ -455,7 +455,7 @@ def _inputs(
     return replace(made, name=name)
 
 
-def _jobs(jobs: object) -> tuple[tuple[Job, ...], str]:
+def jobs_of(jobs: object) -> tuple[tuple[Job, ...], str]:
     """Jobs from a file, a DataFrame or rows, and what messages call them."""
     if isinstance(jobs, str | PathLike):
         return read_jobs(fspath(jobs)), source_name(fspath(jobs))

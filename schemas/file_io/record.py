@@ -88,7 +88,7 @@ _BOUNDS: Final = {
 }
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
 MAJOR: Final = 1
-MINORS: Final = {"event": 1, "job": 8, "cluster": 4, "schedule": 10, "metrics": 2}
+MINORS: Final = {"event": 1, "job": 8, "cluster": 5, "schedule": 10, "metrics": 2}
 """The newest minor version of each kind that this version knows, 0 where none is named.
 
 event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`); another name of an event is

@@ -182,7 +182,7 @@ def decisions(folder: Path) -> int:
 
 
 def starts_and_kills(folder: Path, unit: str) -> str:
-    """Start and kill it three times; returns what it says when the cluster has been changed."""
+    """Start and kill it three times; returns what it says as it takes a changed cluster."""
     (folder / "roles.json").write_text('{"schema": "pliant.roles/1", "operators": []}')
     write_world(folder)
     loops = served(folder, unit)
@@ -193,13 +193,16 @@ def starts_and_kills(folder: Path, unit: str) -> str:
         loop.send_signal(number)
         assert loop.wait() in (-number, 128 + number)
     (folder / "cluster.json").write_text('{\n"slots": "cpu",\n"nodes": [{"name": "here", "gpus": 2}]}')
-    _, said = next(loops).communicate()
+    loop = next(loops)
+    until(lambda: '"event":"reload"' in (folder / "state" / "events.jsonl").read_text())
+    loop.terminate()
+    _, said = loop.communicate()
     loops.close()
     return said
 
 
-def test_the_live_example_service_comes_back_by_the_same_words(tmp_path: Path, golden_text) -> None:
-    golden_text(starts_and_kills(tmp_path, "pliant-live.service"))
+def test_the_live_example_service_comes_back_by_the_same_words(tmp_path: Path) -> None:
+    assert "cluster.json:3: /nodes/0/gpus: 2, " in starts_and_kills(tmp_path, "pliant-live.service")
 
 
 @pytest.mark.services

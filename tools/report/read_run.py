@@ -27,6 +27,7 @@ from pliant.schemas.events import (
     Placed,
     Progressed,
     Rejected,
+    Reloaded,
     RunBegan,
     Trained,
     TypedEvent,
@@ -67,7 +68,7 @@ _OF_JOBS: Final = ~is_one_of(["submit", *OF_THE_CLUSTER])
 _SHARES: Final = is_one_of([*ALLOCATION_EVENTS, *FREES])
 _OVER: Final = is_one_of(frozenset(ENDS) - {"fail"})
 """Events after which a log rarely tells more of a job."""
-_LOOKED_AT: Final = is_one_of(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])
+_LOOKED_AT: Final = is_one_of(["submit", "decision", "reload", "node_down", "node_up", "reject", *REPORTS])
 """Events that are looked at one by one; those of jobs if they have a detail."""
 _FACT_KEYS: Final = ("progress", "admission", "observed")
 """Keys of what a report takes from details of events of jobs."""
@@ -231,6 +232,7 @@ class _Fold:
         self.looks: dict[str, Callable[[_Block, int], None]] = {
             "submit": self._submit,
             "decision": self._decision,
+            "reload": self._reload,
             "node_down": self._node,
             "node_up": self._node,
         }
@@ -408,6 +410,23 @@ class _Fold:
             self.decisions += 1
             self.decision_seconds += event.decision_seconds
 
+    def _reload(self, block: _Block, at: int) -> None:
+        event = block.columns.typed(at)
+        if not isinstance(event, Reloaded) or event.error is not None:
+            return
+        try:
+            cluster, _ = event.clusters()
+        except ValidationError as error:
+            self._refuse(error, block.first + at)
+            return
+        self.node_gpus = {node.name: node.gpus for node in cluster.expanded()}
+        self.down &= self.node_gpus.keys()
+        self._note_capacity(block, at)
+
+    def _note_capacity(self, block: _Block, at: int) -> None:
+        gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
+        self.capacity.append((block.columns.time_s.item(at), gpus))
+
     def _node(self, block: _Block, at: int) -> None:
         """Slots out of service and drained nodes, of which other events tell, still count as capacity."""
         event = block.columns.typed(at)
@@ -416,8 +435,7 @@ class _Fold:
             self._problem(block.first + at, text, "/detail/node")
             return
         (self.down.add if isinstance(event, NodeDown) else self.down.discard)(event.node)
-        gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
-        self.capacity.append((block.columns.time_s.item(at), gpus))
+        self._note_capacity(block, at)
 
     def _read_facts(self, row: int, event: TypedEvent) -> ObservedStep | None:
         """Take what an event says of its job. Returns the time of a step that it tells of."""

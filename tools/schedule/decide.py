@@ -209,6 +209,9 @@ def session_from_history(
     from pliant.tools.schedule.session.saved import Basis
 
     info, previous = history.info, history.previous
+    if info is not None and previous is not None and info.cluster.nodes != previous.cluster.nodes:
+        changed = {"cluster": info.cluster, "policy_state": None, "forecast": None}  # by a reload since
+        previous = previous.model_copy(update=changed)
     if info is not None and profile is None:
         profile = _profile_of(info, previous, history.source)
     recorded = previous or info

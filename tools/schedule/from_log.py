@@ -34,6 +34,7 @@ from pliant.schemas.events import (
     Progressed,
     Rejected,
     Released,
+    Reloaded,
     Requeued,
     Resized,
     RunBegan,
@@ -47,6 +48,7 @@ from pliant.schemas.events import (
     Unheld,
     Updated,
     checked,
+    typed,
 )  # fmt: skip
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job, updated_if_valid
@@ -56,6 +58,7 @@ from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.allocations import AllocationUpdate
+from pliant.tools.schedule.session.reload import session_on
 from pliant.tools.schedule.session.session import Session
 
 if TYPE_CHECKING:
@@ -104,11 +107,16 @@ def session_from_events(
     :param saved: what came before the events, on the same cluster and with the same throughput.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
     """
-    fold = SessionFold(session_for_run(policy, cluster, throughput, seed), source, saved)
+    events = list(events)
+    reloads = any(event.event == Reloaded.name for event in events)
+    new = session_for_run(policy, cluster, throughput, seed)
+    fold = SessionFold(new, source, saved, reloads=reloads)
     for event in events:
         if now_s is None or event.time <= now_s:
             fold.add(event)
     session = fold.finish()
+    if reloads and session.cluster.spec != cluster:
+        session, carried = session_on(session, cluster), CarriedOver(demand=carried.demand)
     session.policy_host.predict(carried.demand, carried.forecast)
     session.restore_state(carried.policy_state)
     return session
@@ -117,11 +125,16 @@ def session_from_events(
 class SessionFold:
     """Applies the events of a log to a session without jobs, one after the other.
 
+    :param session: on the cluster where the log ends.
     :param saved: where to begin, instead of the log's beginning.
+    :param reloads: the cluster has changed since the log began; its first event names the first one.
     """
 
-    def __init__(self, session: Session, source: str, saved: SavedSession | None = None) -> None:
+    def __init__(
+        self, session: Session, source: str, saved: SavedSession | None = None, *, reloads: bool = False
+    ) -> None:
         self._session = session
+        self._begins = reloads and saved is None
         self._source = source
         self._together: list[Event] = []
         self._events = 0
@@ -137,12 +150,27 @@ class SessionFold:
         :raises BadInputError: it contradicts those before it or the cluster.
         """
         first = next(iter(self._together), None)
+        if self._begins and event.event == RunBegan.name:
+            self._begins = False
+            began = typed(event)
+            if isinstance(began, RunBegan):
+                self._session = session_on(self._session, began.info().cluster)
+        if event.event == Reloaded.name:
+            self._reload(event)
+            return
         if first is None or (event.time, event.event in ALLOCATION_EVENTS) != (first.time, True):
             self._flush()
         self._together.append(event)
         self._events += 1
         if event.event not in ALLOCATION_EVENTS:
             self._flush()
+
+    def _reload(self, row: Event) -> None:
+        self._flush()
+        self._events += 1
+        event = checked(row)
+        if isinstance(event, Reloaded) and event.error is None:
+            self._session = reloaded(self._session, event)
 
     def finish(self) -> Session:
         """The session after all events. Raises as :meth:`add`."""
@@ -249,10 +277,30 @@ def apply_events(session: Session, rows: Sequence[Event]) -> None:
             _stop(session, event)
         case Progressed() | Checkpointed() | EpochEnded():
             _apply_report(session, event)
-        case Released():
+        case Released() | Reloaded():  # a reload makes another session
             pass
         case _:
             assert_never(event)
+
+
+def reloaded(
+    session: Session, event: Reloaded, throughput: Throughput | None = None, policy: Policy | None = None
+) -> Session:
+    """The session that goes on after a reload; the one before stays as it is.
+
+    :param throughput: None: as before; so is the policy, which must not have been asked then.
+    :raises ValueError: the event does not state a cluster that fits what jobs hold.
+    """
+    try:
+        cluster, _ = event.clusters()
+    except ValidationError as error:
+        raise ValueError(str(problems_of(error, "detail")[0])) from error
+    found, time_s = session_on(session, cluster, event.time, throughput, policy), event.time
+    for name in map(str, event.back or ()):
+        found.maintenance.undrain(name, time_s)
+    for name in map(str, event.leaving or ()):
+        found.maintenance.drain(name, time_s, now=bool(event.now))
+    return found
 
 
 def _apply_order(session: Session, event: Held | Unheld | Updated | Prioritized) -> None:

@@ -479,6 +479,13 @@ class JobState:
         if not self.predicted and not keeps_work:
             self.total_samples = new.total_samples
 
+    def take_cluster(self, new: JobState) -> None:
+        """It goes on in another cluster, where a new state of the same job is this one."""
+        spec = self.spec
+        for name in _OF_SPEC:
+            setattr(self, name, getattr(new, name))
+        self.spec = spec
+
     def settle(self, time_s: float) -> None:
         """Book what was done until ``time_s``; the allocation goes on."""
         self._samples_done = self.samples_done(time_s)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pliant.schemas.event import Event
+from pliant.schemas.events import Reloaded, typed
 
 
 def check_story(events: Sequence[Event], slots: int) -> None:
@@ -22,6 +23,8 @@ def check_story(events: Sequence[Event], slots: int) -> None:
     held: dict[str | None, int] = {}
     partners: dict[str | None, str | None] = {}
     for number, event in enumerate(events):
+        if isinstance(made := typed(event), Reloaded) and made.error is None:
+            slots = made.clusters()[0].total_gpus
         if event.gpus is not None and event.event not in ("progress", "epoch", "checkpoint"):
             held[event.job] = event.gpus
             partners = {job: other for job, other in partners.items() if event.job not in (job, other)}

@@ -45,6 +45,12 @@ class UnitLimits:
         # UUIDs of the cards that GPUs are, or are instances of, by the names in CUDA_VISIBLE_DEVICES.
         self.cards: dict[str, str] = {}
 
+    def change_cluster(self, cluster: Cluster) -> None:
+        if cluster.isolation != self._cluster.isolation:
+            self.__dict__.pop("place", None)
+        self.__dict__.pop("_nodes", None)
+        self._cluster = cluster
+
     @cached_property
     def place(self) -> CgroupPlace:
         if not self._cluster.isolation:

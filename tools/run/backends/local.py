@@ -122,6 +122,10 @@ class LocalBackend:
             self._nodes = self._find_nodes()
         return self._nodes
 
+    def change_cluster(self, cluster: Cluster) -> None:
+        self._cluster, self._nodes = cluster, None
+        self.limits.change_cluster(cluster)
+
     def _find_nodes(self) -> Sequence[NodeInfo]:
         nodes = self._cluster.expanded()
         addresses = [check_own(node.name, node.address or LOOPBACK) for node in nodes]

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import Identifier, NonNegativeInt, PositiveInt, Record
 from pliant.schemas.text import counted
@@ -236,6 +237,10 @@ class Backend(Protocol):
 
         :raises ServiceMissingError: the driver or resource manager does not answer.
         """
+        ...
+
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Go on with other nodes. Those on which units run are among them, as they were. Never waits."""
         ...
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:

@@ -119,6 +119,11 @@ class Client(Protocol):
 
     def order_nodes(self, action: NodeAction, names: Sequence[str], **order: Unpack[NodeOrder]) -> None: ...
 
+    def reload(self, cluster: bytes, source: str, *, now: bool, dry_run: bool) -> list[str]:
+        """Have the run go on with another cluster, given as its file; see
+        :func:`~pliant.tools.run.service.reload.order_reload`.
+        """
+
     def names(self) -> Names:
         """Names of the jobs that this account sees."""
 
@@ -150,6 +155,9 @@ class Client(Protocol):
 
     def events(self, last: int, *, follow: bool) -> Iterator[bytes]:
         """The last events of the log, as an event file; with ``follow`` each new one, too."""
+
+    def whole_log(self) -> Iterator[bytes]:
+        """The lines of the log, as far as this account sees them."""
 
     def ends_of(self, job_ids: Sequence[str]) -> Iterator[JobEnd | None]: ...
 

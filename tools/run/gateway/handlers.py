@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, LockedError, PliantError, UsageError
-from pliant.schemas.io import job_file
+from pliant.schemas.io import cluster_of, job_file
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted, one_line
 from pliant.tools.run.gateway import protocol as asked
@@ -41,7 +41,9 @@ from pliant.tools.run.gateway.permissions import (
     events_for,
 )
 from pliant.tools.run.gateway.protocol import WhatIfQuestion, error_of
+from pliant.tools.run.gateway.submit_hook import through_hook
 from pliant.tools.run.service import submit as requests
+from pliant.tools.run.service.reload import ClusterFile, order_reload
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
@@ -176,12 +178,12 @@ class RequestHandlers:
         """
         match request:
             case asked.SubmitJobs():
-                return _json(self._submit(request, who, limits))
+                return _json(self._submit(request, who, roles, limits))
             case asked.CancelJobs():
                 return _json(self._cancel(request, who, roles, limits))
             case asked.OrderJobs():
                 return _json(self._order_jobs(request, who, roles, limits))
-            case asked.OrderNodes():
+            case asked.OrderNodes() | asked.ReloadCluster():
                 return _json(self._order_nodes(request, who, roles))
             case asked.Look():
                 return self._look(request, who, roles)
@@ -206,8 +208,10 @@ class RequestHandlers:
 
     # Orders.
 
-    def _submit(self, request: asked.SubmitJobs, who: Caller, limits: AccountLimits) -> dict[str, Any]:
-        jobs = _own_jobs(request, who, limits)
+    def _submit(
+        self, request: asked.SubmitJobs, who: Caller, roles: Roles, limits: AccountLimits
+    ) -> dict[str, Any]:
+        jobs = through_hook(_own_jobs(request, who, limits), roles.submit_hook, who)
         with self._changing():
             self._check_waiting(who, limits, len(jobs))
             self._check_room(who, limits, len(request.jobs))
@@ -260,10 +264,18 @@ class RequestHandlers:
         ignores = None if request.priority is None else requests.policy_ignoring_priority(self._dirs.path)
         return {"ended": ended, "deaf": ignores}
 
-    def _order_nodes(self, request: asked.OrderNodes, who: Caller, roles: Roles) -> dict[str, Any]:
+    def _order_nodes(
+        self, request: asked.OrderNodes | asked.ReloadCluster, who: Caller, roles: Roles
+    ) -> list[str]:
+        """The lines that tell what a new cluster leads to."""
         if not roles.is_operator(who):
-            raise UsageError(f"only operators {request.action} nodes, and {who.name} is none")
+            does = "change the cluster" if request.ask == "reload" else f"{request.action} nodes"
+            raise UsageError(f"only operators {does}, and {who.name} is none")
         with self._changing():
+            if request.ask == "reload":
+                text, name = request.cluster, request.source
+                file = ClusterFile(cluster_of(text.encode(), name), name, text, now=request.now)
+                return order_reload(self._dirs.path, file, dry_run=request.dry_run, by=who.account)
             requests.order_nodes(
                 *(self._dirs.path, request.action, request.nodes),
                 reason=request.reason,
@@ -271,7 +283,7 @@ class RequestHandlers:
                 within_s=request.within_s,
                 by=who.account,
             )
-        return {}
+        return []
 
     def _check_theirs(self, job_ids: Sequence[str], who: Caller, roles: Roles, action: str) -> View:
         """:raises UsageError: a job is not there, or not theirs to change; then nothing is done."""

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Unpack
 
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
+from pliant.schemas.io import cluster_of
 from pliant.schemas.job import Job
 from pliant.tools.run.gateway.client import JobEnd, JobOrder, NodeOrder, OutputPart, SubmitOptions
 from pliant.tools.run.service import submit as requests
+from pliant.tools.run.service.reload import ClusterFile, order_reload
 from pliant.tools.run.statedir.contract.stacks import WorkerStack
-from pliant.tools.run.statedir.directory import StateDir, holder_of
+from pliant.tools.run.statedir.directory import StateDir, check_seen, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
+from pliant.tools.run.statedir.state import no_state_directory
 from pliant.tools.run.watch import output
 from pliant.tools.run.watch.attempt_code import CodeRecord, recorded_code
 from pliant.tools.run.watch.job_page import Happened, error_lines, history
@@ -71,6 +74,11 @@ class OwnClient:
     def order_nodes(self, action: NodeAction, names: Sequence[str], **order: Unpack[NodeOrder]) -> None:
         requests.order_nodes(self.state, action, names, **order)
 
+    def reload(self, cluster: bytes, source: str, *, now: bool, dry_run: bool) -> list[str]:
+        text = cluster.decode(errors="replace")
+        file = ClusterFile(cluster_of(cluster, source), source, text, now=now)
+        return order_reload(self.state, file, dry_run=dry_run)
+
     def names(self) -> requests.Names:
         return requests.known_names(self._dirs, Spool(self._dirs))
 
@@ -107,6 +115,13 @@ class OwnClient:
 
     def events(self, last: int, *, follow: bool) -> Iterator[bytes]:
         return output.events_to_come(self.state, last) if follow else output.last_events(self.state, last)
+
+    def whole_log(self) -> Iterator[bytes]:
+        if not self._dirs.events.is_file():
+            raise no_state_directory(self.state)
+        check_seen(self._dirs)
+        with self._dirs.events.open("rb") as file:
+            yield from file
 
     def ends_of(self, job_ids: Sequence[str]) -> Iterator[JobEnd | None]:
         for job in output.ends_of(self.state, job_ids):

@@ -20,20 +20,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.events import Ordered, RunBegan, Submitted, Trained, row_of, typed, with_only
+from pliant.schemas.events import Ordered, Reloaded, RunBegan, Submitted, Trained, row_of, typed, with_only
 from pliant.schemas.file_io.record import BoundedFloat, PositiveFloat, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import TeamStanding
 from pliant.tools.run.gateway.protocol import check_path_owners
 from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import ROOT, Account, account_name
-from pliant.tools.run.statedir.log.fold import AttemptState, GpuUse, JobLog, RetryState, RunLog
+from pliant.tools.run.statedir.log.fold import AttemptState, GpuUse, JobLog, LeftOut, RetryState, RunLog
 from pliant.tools.run.watch.job_page import Happened
 from pliant.tools.run.watch.status import Hidden, Status
 from pliant.tools.run.watch.top import Use
@@ -74,6 +74,16 @@ class TeamRoles(Record):
     users: tuple[str, ...] = ()
 
 
+class SubmitHook(Record):
+    """A program that sees each job before it is submitted; see ``submit_hook.py``."""
+
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Its words; the first is a whole path."""
+    user: str
+    """The account that it runs as, not root."""
+    timeout_seconds: Annotated[PositiveFloat, Field(le=60)] = 5.0
+
+
 class Roles(Record):
     """The file of ``--roles``."""
 
@@ -86,6 +96,7 @@ class Roles(Record):
     limits: AccountLimits = AccountLimits()
     limits_of: dict[str, AccountLimits] = Field(default_factory=dict)
     """Limits by account, instead of ``limits``."""
+    submit_hook: SubmitHook | None = None
 
     def is_operator(self, who: Caller) -> bool:
         return who.uid == ROOT or who.is_among(self.operators)
@@ -284,6 +295,11 @@ class View:
             broken_off=broken_off,
             down=log.down,
             drained=log.drained,
+            reloads=log.reloads,
+            reload_error=log.reload_error,
+            wanted=log.wanted,
+            leaving=log.leaving,
+            left_out={slot: self._of_slot(left) for slot, left in log.left_out.items()},
             executed=log.executed,
             executed_s=log.executed_s,
             once=log.once,
@@ -330,6 +346,10 @@ class View:
         is_public = not standing.user or self._roles.visibility == "public"
         return is_public or standing.user == self._who.name or self._roles.is_operator(self._who)
 
+    def _of_slot(self, left: LeftOut) -> LeftOut:
+        """A slot in quarantine, without the jobs whose workers died there."""
+        return left if self._roles.is_operator(self._who) else replace(left, reason="workers failed there")
+
     def _of_job(self, job: JobLog) -> JobLog:
         visible = job if self.owns(job.job.id) else _public_log(job)
         beside = job.beside if job.beside is not None and self.sees(job.beside) else None
@@ -352,7 +372,7 @@ def events_for(who: Caller, roles: Callable[[], Roles]) -> Callable[[Event], Eve
     def seen(row: Event) -> Event | None:
         event = typed(row)
         if event.job is None:
-            is_public = isinstance(event, RunBegan) or roles().is_operator(who)
+            is_public = isinstance(event, RunBegan | Reloaded) or roles().is_operator(who)
             return row if is_public else with_only(row, _PUBLIC_DETAIL)
         if isinstance(event, Submitted):
             owners[event.job] = ROOT if event.uid is None else event.uid

@@ -109,6 +109,19 @@ class OrderNodes(GatewayRequest):
     within_s: PositiveFloat | None = None
 
 
+class ReloadCluster(GatewayRequest):
+    """The run is to go on with another cluster."""
+
+    counts_as: ClassVar[int] = 5
+    ask: Literal["reload"] = "reload"
+    cluster: str
+    """Text of a cluster file."""
+    source: PlainText = "cluster"
+    """Name of the text in messages."""
+    now: bool = False
+    dry_run: bool = False
+
+
 class Look(GatewayRequest):
     """Where the jobs stand."""
 
@@ -186,7 +199,16 @@ class ReadStacks(GatewayRequest):
 
 
 AnyRequest = (
-    SubmitJobs | CancelJobs | OrderJobs | OrderNodes | Look | Describe | MeasureUse | ReadOutput | ReadEvents
+    SubmitJobs
+    | CancelJobs
+    | OrderJobs
+    | OrderNodes
+    | ReloadCluster
+    | Look
+    | Describe
+    | MeasureUse
+    | ReadOutput
+    | ReadEvents
 ) | (AwaitEnds | ReadStacks | WhatIfQuestion)
 REQUEST: Final = TypeAdapter[AnyRequest](Annotated[AnyRequest, Field(discriminator="ask")])
 

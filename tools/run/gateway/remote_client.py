@@ -15,7 +15,7 @@ from typing import Any, Final, Unpack
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import parse_events
-from pliant.schemas.io import job_file
+from pliant.schemas.io import cluster_of, job_file
 from pliant.schemas.job import Job, arriving_at
 from pliant.tools.run.gateway import protocol as asked
 from pliant.tools.run.gateway.client import JobEnd, JobOrder, NodeOrder, OutputPart, SubmitOptions
@@ -45,6 +45,8 @@ from pliant.tools.run.watch.top import Use
 
 RESPONSE_TIMEOUT_S: Final = 60.0
 """Response timeout; after it the run counts as hung."""
+MAX_EVENTS: Final = 2_000_000
+"""Maximum events that are asked for at a time, the newest ones."""
 POLL_INTERVAL_S: Final = 2.0
 RETRY_TIMEOUT_S: Final = 10.0
 """Seconds in which a request that a rate limit refused is repeated."""
@@ -85,6 +87,12 @@ class _GatewayClient(ABC):
 
     def order_nodes(self, action: NodeAction, names: Sequence[str], **order: Unpack[NodeOrder]) -> None:
         self._value(asked.OrderNodes(action=action, nodes=tuple(names), **order))
+
+    def reload(self, cluster: bytes, source: str, *, now: bool, dry_run: bool) -> list[str]:
+        cluster_of(cluster, source)
+        text = cluster.decode()
+        lines = self._value(asked.ReloadCluster(cluster=text, source=source, now=now, dry_run=dry_run))
+        return [str(line) for line in lines]
 
     def names(self) -> requests.Names:
         status = self.status()
@@ -133,6 +141,10 @@ class _GatewayClient(ABC):
 
     def events(self, last: int, *, follow: bool) -> Iterator[bytes]:
         return self._pieces(asked.ReadEvents(last=last, follow=follow))
+
+    def whole_log(self) -> Iterator[bytes]:
+        for piece in self.events(MAX_EVENTS, follow=False):
+            yield from piece.splitlines(keepends=True)
 
     @abstractmethod
     def ends_of(self, job_ids: Sequence[str]) -> Iterator[JobEnd | None]: ...

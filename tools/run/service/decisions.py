@@ -190,6 +190,7 @@ class Arrivals:
     :param session: takes up the jobs that arrive.
     :param ahead: jobs of the schedule whose time has not come; their times are on its clock.
     :param follow: more jobs may be submitted at any time.
+    :param takes_reloads: else orders to change the cluster wait for a loop that takes them.
     """
 
     def __init__(
@@ -201,7 +202,9 @@ class Arrivals:
         ahead: Iterable[Job] = (),
         *,
         follow: bool = False,
+        takes_reloads: bool = True,
     ) -> None:
+        self.takes_reloads = takes_reloads
         self._state = state
         self._follow = follow
         self._session = session
@@ -217,6 +220,8 @@ class Arrivals:
         self._faults = Faults(state.dirs.path, self._refused.setdefault)
         self._spool = Spool(state.dirs)
         self._awaited = bool(self._spool.requests())
+        # The cluster that the run is to go on with, before what was requested after it.
+        self.reload: Numbered | None = None
         # Jobs that the last requests have changed.
         self.updated: list[str] = []
         # The accounts that submitted the jobs of the requests at hand, where several share the run.
@@ -234,6 +239,7 @@ class Arrivals:
         """
         requests = self._spool.requests()
         self.updated.clear()
+        self.reload = None
         if not requests:
             self._awaited = False
             return False, []
@@ -253,6 +259,10 @@ class Arrivals:
                 cancelled.append(found)
             elif isinstance(found, Job):
                 events += self._admit(self._in_team(self._on_own_clock(found)))
+            elif found.order.cluster is not None:
+                if self.takes_reloads:
+                    self.reload = found
+                    break
             else:
                 made = self._order(found, now)
                 events += made

@@ -20,6 +20,7 @@ from functools import partial
 from itertools import chain, groupby
 from typing import Final, Literal
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.service.allocation import (
@@ -202,6 +203,17 @@ class Executor:
         self._nodes_due_s = now_s + NODES_S
         self.nodes = {node.name: node for node in self.backend.nodes()}
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
+
+    @property
+    def busy_nodes(self) -> set[str]:
+        """Nodes on which something runs, or is to."""
+        slots = chain(*(gang.busy for gang in self.gangs.values()), *(t.slots for t in self.targets.values()))
+        return {slot.node for slot in slots}
+
+    def change_cluster(self, cluster: Cluster, nodes: Iterable[NodeInfo]) -> None:
+        """Go on with these nodes; what runs is left as it is."""
+        self.backend.change_cluster(cluster)
+        self.nodes = {node.name: node for node in nodes}
 
     def apply_notices(self, drains: Mapping[str, Drain], now_utc_s: float) -> dict[str, str]:
         """Have what runs on nodes with a notice leave in time.

@@ -6,14 +6,16 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError, LockedError, UsageError, require
+from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError, require
+from pliant.schemas.event import Event
+from pliant.schemas.events import Reloaded, typed
 from pliant.schemas.file_io.files import PIPE, source_name
 from pliant.schemas.io import (
     profile_from_columns,
@@ -30,15 +32,16 @@ from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import PromisedBounds
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.run.backends.protocol import Backend
+from pliant.tools.run.backends.protocol import Backend, NodeInfo
 from pliant.tools.run.service.code_copy import UnusedCopies
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.launching import Submitters, runnable
-from pliant.tools.run.service.loop import Loop, RunOptions
+from pliant.tools.run.service.loop import REFUSED_S, Loop, RunOptions
+from pliant.tools.run.service.reload import ClusterFile, ReloadPlan, refusal_event, refusals, reload_plan
 from pliant.tools.run.service.starters import settled
 from pliant.tools.run.statedir.contract.folders import PRIVATE
-from pliant.tools.run.statedir.directory import StateDir, check_own
-from pliant.tools.run.statedir.kept_inputs import kept_cluster, kept_profile
+from pliant.tools.run.statedir.directory import StateDir, account_name, check_own
+from pliant.tools.run.statedir.kept_inputs import cluster_changes, kept_profile, text_of
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding
@@ -48,6 +51,8 @@ from pliant.tools.schedule.decide import Question, policy_for
 from pliant.tools.schedule.demand import check_demand
 from pliant.tools.schedule.from_log import (
     CarriedOver,
+    apply_events,
+    reloaded,
     session_for_run,
     session_from_events,
     session_from_schedule,
@@ -105,8 +110,8 @@ class PreparedRun:
         log = view.refresh()
         there, accepted = log.info is not None, _acknowledged(log, dirs)
         if there and resume:
-            options = _check_inputs(options, dirs, log)
-            found, name = _own_schedule(options, dirs), str(dirs.schedule)
+            _check_inputs(options, dirs, log)
+            found, name = _own_schedule(options, dirs, log), str(dirs.schedule)
             accepted = {job.id for job in found.jobs}
         elif options.question is not None and options.schedule is None:
             found, name = _empty_schedule(options, options.question, clock()), "jobs"
@@ -163,7 +168,7 @@ class PreparedRun:
     def loop(self, state: State, *, follow: bool) -> Loop:
         """The loop, with its first decision made or taken over; the run's clock starts here."""
         if self.resumed:  # another run may have written it while this one waited for the lock
-            schedule = _own_schedule(self.options, self.dirs)
+            schedule = _own_schedule(self.options, self.dirs, state.log)
             known = {job.id for job in schedule.jobs}
             self.schedule = runnable(schedule, str(self.dirs.schedule), _home(schedule), known)
         schedule = self.schedule
@@ -183,9 +188,87 @@ class PreparedRun:
         loop = self._loop(state, session, known, follow=follow)
         if self.resumed:
             loop.carry_on()
+            if follow:
+                self._take_named_cluster(state, loop)
         else:
             loop.begin()
         return loop
+
+    def named_cluster(self, log: RunLog) -> ClusterFile | None:
+        """The cluster file that the command names, if it differs from the run's.
+
+        :raises PliantError: it is not one.
+        """
+        if (named := self.options.cluster) is None or log.info is None:
+            return None
+        cluster = read_cluster(named).with_preemptible(self.options.preemptible)
+        file = ClusterFile(cluster, source_name(named), text_of(named), user=account_name(os.geteuid()))
+        own = log.wanted or log.info.cluster
+        return file if cluster_changes(own, cluster, file.source) else None
+
+    def _take_named_cluster(self, state: State, loop: Loop) -> None:
+        """The cluster file may have changed since the run was left, or the last change was interrupted."""
+        log = state.log
+        if log.reloads and log.info is not None and read_cluster(self.dirs.cluster) != log.info.cluster:
+            write_cluster(log.info.cluster, self.dirs.cluster, mode=PRIVATE)
+        try:
+            loop.reload = self.named_cluster(log)
+        except PliantError as error:
+            _log.warning("the cluster stays as it is: %s", error)
+
+    def reload(self, file: ClusterFile, state: State, loop: Loop, open_backend: OpenBackend) -> Loop:
+        """The loop that goes on with a new cluster; the same one if it is refused.
+
+        The run has the new cluster once the event that says so is in the log.
+        """
+        loop.reload = None
+        try:
+            plan, cluster, nodes = self._new_cluster(file, state.log, loop, open_backend)
+            now_s, found = self.clock(), loop.schedule
+            events = plan.events(file, cluster, now_s)
+            session = self._session_after(events, loop, cluster)
+        except (PliantError, LookupError, ValueError) as error:
+            why = str(error).partition("\n")[0]
+            state.record([refusal_event(file, self.clock(), why)])
+            loop.again_s = self.clock() + REFUSED_S
+            _log.warning("the cluster stays as it is: %s", why)
+            return loop
+        state.record(events)
+        write_cluster(cluster, self.dirs.cluster, mode=PRIVATE)
+        loop.executor.change_cluster(cluster, nodes)
+        self.schedule = _on(found, cluster)
+        known = {*session.jobs, *session.book.ended, *(verdict.job for verdict in found.rejected)}
+        new = self._loop(state, session, known, follow=loop.follows)
+        new.take_over(loop)
+        return new
+
+    def _new_cluster(
+        self, file: ClusterFile, log: RunLog, loop: Loop, open_backend: OpenBackend
+    ) -> tuple[ReloadPlan, Cluster, Sequence[NodeInfo]]:
+        """:raises PliantError: the run cannot have that cluster."""
+        plan = reload_plan(
+            file, log, refusals(loop.schedule, _profile(loop.schedule)), loop.executor.busy_nodes
+        )
+        cluster = plan.cluster.with_preemptible(self.options.preemptible)
+        before, busy = loop.executor.nodes, loop.executor.busy_nodes
+        nodes = open_backend(self.options.backend or cluster.backend, cluster, self.dirs).nodes()
+        for node in nodes:
+            if node.name in busy and before[node.name].devices != node.devices:
+                text = f"jobs run on node {node.name}, which would get other GPUs: name its devices"
+                raise UsageError(f"{file.source}: {text}")
+        return plan, cluster, nodes
+
+    def _session_after(self, events: Sequence[Event], loop: Loop, cluster: Cluster) -> Session:
+        found, origin_s = loop.schedule, loop.origin_s
+        on_clock = [replace(event, time=event.time - origin_s) for event in events]
+        policy = make_policy(found.policy.name, found.policy.parameters)
+        session, throughput = loop.session, throughput_for(_profile(found), cluster)
+        for event in on_clock:
+            if isinstance(made := typed(event), Reloaded):
+                session = reloaded(session, made, throughput, policy)
+            else:
+                apply_events(session, [event])
+        return session
 
     def reconciling(self, state: State) -> Loop:
         """The loop that makes this one schedule true; it asks no policy."""
@@ -283,24 +366,18 @@ def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
     return asked | log.jobs.keys()
 
 
-def _check_inputs(options: RunOptions, dirs: StateDir, log: RunLog) -> RunOptions:
-    """The command that began a run may be given again, with the inputs that it had.
+def _check_inputs(options: RunOptions, dirs: StateDir, log: RunLog) -> None:
+    """The command that began a run may be given again; its cluster file may have changed, or be wrong.
 
-    Returns the options; whose GPUs policies may take, a cluster file that is named says again.
-
-    :raises UsageError: a file that is named differs from what the run began with.
+    :raises UsageError: another file that is named differs from what the run began with.
     """
-    named = kept_cluster(dirs.cluster, options.cluster)
     kept_profile(dirs.profile, options.profile)
-    if options.cluster is not None and named is not None and options.preemptible is None:
-        options = replace(options, preemptible=named.preemptible or "stated")
     if options.schedule is None:
-        return options
+        return
     schedule = read_schedule(options.schedule)
     if log.info is not None and trace_hash(schedule.jobs) != log.info.trace_hash:
         text = "holds a run that began with other jobs: name no schedule to go on with it, or another folder"
         raise UsageError(f"{options.state} {text}")
-    return options
 
 
 def _check_policy(schedule: Schedule, source: str) -> None:
@@ -328,9 +405,11 @@ def _refuse_oracle(name: str) -> None:
         raise UsageError(f'policy "{name}" knows the jobs to come: it is for replays, not for a run')
 
 
-def _own_schedule(options: RunOptions, dirs: StateDir) -> Schedule:
-    """The schedule that a run goes on with, under the policy that is asked for."""
+def _own_schedule(options: RunOptions, dirs: StateDir, log: RunLog) -> Schedule:
+    """The schedule that a run goes on with, under the policy that is asked for, on the log's cluster."""
     schedule, question = read_schedule(dirs.schedule), options.question
+    if log.reloads and log.info is not None and schedule.cluster != log.info.cluster:
+        schedule = _on(schedule, log.info.cluster)
     schedule = schedule.model_copy(update={"cluster": schedule.cluster.with_preemptible(options.preemptible)})
     if question is None:
         return schedule
@@ -339,6 +418,12 @@ def _own_schedule(options: RunOptions, dirs: StateDir) -> Schedule:
     return schedule.model_copy(
         update={"policy": _use(question, policy), "demand": demand, "forecast": forecast}
     )
+
+
+def _on(found: Schedule, cluster: Cluster) -> Schedule:
+    """A schedule on another cluster, before its first decision there."""
+    on = {"cluster": cluster, "allocations": (), "policy_state": None, "forecast": None}
+    return found.model_copy(update=on)
 
 
 def _empty_schedule(options: RunOptions, question: Question, now_s: float) -> Schedule:

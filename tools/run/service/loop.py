@@ -32,6 +32,7 @@ from pliant.tools.run.service.decisions import Arrivals, Decisions, PolicyAnswer
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.job_rules import JobRules
 from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.service.reload import ClusterFile
 from pliant.tools.run.service.reports import (
     Lost,
     NewProgress,
@@ -114,6 +115,10 @@ def free_state_name(folder: Path) -> Path:
     return next(folder / name for name in names if not (folder / name).exists())
 
 
+REFUSED_S: Final = 60.0
+"""Seconds until a cluster that was refused is tried again for nodes that are empty."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Change:
     schedule: Schedule
@@ -153,11 +158,12 @@ class Loop:
         self.clock = clock
         self._schedule = schedule
         self._schedule_file = ScheduleFile(state.dirs.schedule)
-        self._origin_s = origin_s
+        self.origin_s = self._origin_s = origin_s
+        self.follows = follow
         spec_of = partial(spec_on_clock, state.log, origin_s=origin_s)
         session.book.ended = self._ended = states_kept_small(session.book.ended, spec_of)
         self._retries = retries
-        self._arrivals = Arrivals(state, session, clock, origin_s, ahead, follow=follow)
+        self._arrivals = Arrivals(state, session, clock, origin_s, ahead, follow=follow, takes_reloads=asks)
         self._decisions = Decisions(session, schedule.time, tolerates_errors=follow) if asks else None
         # Jobs that an error ends, with the reasons, until the log has them.
         self._broken_jobs: dict[str, str] = {}
@@ -169,6 +175,15 @@ class Loop:
         self._stopped: Sequence[str] = ()
         # All jobs were asked to stop.
         self.drained = False
+        # The cluster to go on with: the loop turns no further, and another one takes its place.
+        self.reload: ClusterFile | None = None
+        # When a cluster that was refused is looked at again.
+        self.again_s = 0.0
+
+    @property
+    def schedule(self) -> Schedule:
+        """The last decision."""
+        return self._schedule
 
     # Stop conditions.
 
@@ -256,6 +271,8 @@ class Loop:
         self.state.record(here)
         happened |= bool(here)
         happened |= self._poll_requests(self.clock())
+        if self.reload is not None:
+            return
         if self.session.hidden.unsatisfiable:
             self._cancel_unsatisfiable()
         if happened or self._now() >= self._decisions.next_decision_s():
@@ -397,7 +414,32 @@ class Loop:
         self.executor.targets.update_specs(
             self.state.log.jobs[job_id].job for job_id in self._arrivals.updated
         )
+        self.reload = self.reload or self._ordered_cluster() or self._cluster_without_left_nodes()
         return happened
+
+    def _ordered_cluster(self) -> ClusterFile | None:
+        if self._arrivals.reload is None or (cluster := self._arrivals.reload.order.cluster) is None:
+            return None
+        number, order = self._arrivals.reload
+        return ClusterFile(cluster, order.source, "", order.user, order.uid, number, order.now)
+
+    def _cluster_without_left_nodes(self) -> ClusterFile | None:
+        """The wanted cluster once nothing is left on a node that it does not have, or not as it is."""
+        log = self.state.log
+        if log.wanted is None or self._decisions is None or self.clock() < self.again_s:
+            return None
+        busy = {name for job in log.active.values() for name, _ in job.placement} | self.executor.busy_nodes
+        if busy.issuperset(log.leaving):
+            return None
+        drains = [log.drained[name] for name in log.leaving if name in log.drained]
+        user, now = next((drain.user for drain in drains), ""), any(drain.now for drain in drains)
+        return ClusterFile(log.wanted, "the new cluster", user=user, now=now)
+
+    def take_over(self, before: Loop) -> None:
+        """Go on in the place of a loop with another cluster; both have the executor."""
+        self._broken_jobs.update(before._broken_jobs)
+        self._looked_s, self._must_decide = before._looked_s, True
+        self._schedule_file.write(self._schedule)
 
     # What shall run.
 

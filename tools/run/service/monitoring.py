@@ -195,6 +195,10 @@ class MetricsFile:
 
     def write(self, log: RunLog, now_s: float) -> None:
         self._written_s, self._decisions = self._clock(), log.counts.decisions
+        if log.reloads and log.info is not None:
+            cluster = log.info.cluster
+            self._nodes = cluster.expanded()
+            self._team_of = (lambda _job: None) if cluster.shares is None else cluster.shares.team_of
         try:
             atomic_write(
                 self._path, metrics_text(log, self._nodes, now_s, self._team_of).encode(), mode=0o644

@@ -34,6 +34,7 @@ from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import next_handle
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.monitoring import MetricsFile
+from pliant.tools.run.service.notices import Notices
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import State, read_log
@@ -74,12 +75,18 @@ def run_and_follow(options: RunOptions, view: View) -> tuple[RunLog, Signals | N
 def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[RunLog, Signals | None]:
     prepared = PreparedRun.read(options, open_backend, resume=True)
     metrics = _metrics_file(prepared)
-    with prepared.open(past=not follow) as state, Interrupts() as interrupts, spared_by_garbage_collection():
+    caught = Interrupts(reloads=follow)
+    with prepared.open(past=not follow) as state, caught as interrupts, spared_by_garbage_collection():
         loop = prepared.loop(state, follow=follow)
         beside = contextlib.nullcontext() if options.beside is None else options.beside(prepared.dirs)
         try:
-            with beside:
-                turn(loop, interrupts, view if metrics is None else _both(view, metrics.look))
+            with beside, Notices(prepared.dirs, loop.session.cluster.spec.notify) as notices:
+                look = view if metrics is None else _both(view, metrics.look)
+                turn(loop, interrupts, look)
+                while not interrupts.received and (loop.reload is not None or interrupts.reload_due):
+                    loop = _reloaded(prepared, state, loop, interrupts)
+                    notices.go_on_with(loop.session.cluster.spec.notify)
+                    turn(loop, interrupts, look)
         except ServiceMissingError as error:
             if loop.drained:
                 _end(loop, interrupts)
@@ -104,6 +111,21 @@ def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[
             kept, give = counted(held, "node"), f"pliant cluster release --state {options.state}"
             _log.warning("%s are kept for the next run; to give them back: %s", kept, give)
         return state.log, interrupts.received[0] if interrupts.received else None
+
+
+def _reloaded(prepared: PreparedRun, state: State, loop: Loop, interrupts: Interrupts) -> Loop:
+    """The loop that goes on: with another cluster, or as before where that is refused."""
+    if interrupts.reload_due:
+        interrupts.reload_due = False
+        try:
+            loop.reload = prepared.named_cluster(state.log)
+            if loop.reload is None:
+                named = prepared.options.cluster
+                _log.warning("SIGHUP: %s", "no cluster file is named" if named is None else "nothing changes")
+        except PliantError as error:
+            _log.warning("the cluster stays as it is: %s", str(error).partition("\n")[0])
+    file = loop.reload
+    return loop if file is None else prepared.reload(file, state, loop, open_backend)
 
 
 def run_once(options: RunOptions) -> tuple[RunLog, list[str]]:
@@ -235,14 +257,19 @@ class Interrupts:
     """While entered, in the main thread, signals are only counted here.
 
     A signal that was ignored, as in a script's background job, stays ignored.
+
+    :param reloads: SIGHUP asks to read the cluster file again, unless the terminal is gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reloads: bool = False) -> None:
         self.received: list[signal.Signals] = []
+        self.reload_due = False
+        self._caught = (*_CAUGHT, signal.SIGHUP) if reloads else _CAUGHT
+        self._has_terminal = _has_terminal()
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
-        heeded = [number for number in _CAUGHT if signal.getsignal(number) is not signal.SIG_IGN]
+        heeded = [number for number in self._caught if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._note) for number in heeded}
         return self
 
@@ -251,7 +278,19 @@ class Interrupts:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self._has_terminal == _has_terminal():
+            self.reload_due = True
+            return
         self.received.append(signal.Signals(number))
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 View = Callable[[RunLog, float], None]
@@ -262,7 +301,7 @@ Turn = Callable[[Loop, Interrupts, View], None]
 
 def _until_finished(loop: Loop, interrupts: Interrupts, view: View) -> None:
     last_wait = _LastWait()
-    while not loop.finished:
+    while not loop.finished and loop.reload is None:
         loop.step()
         view(loop.state.log, loop.clock())
         if interrupts.received:
@@ -273,7 +312,7 @@ def _until_finished(loop: Loop, interrupts: Interrupts, view: View) -> None:
 
 
 def _until_interrupted(loop: Loop, interrupts: Interrupts, view: View) -> None:
-    while not interrupts.received:
+    while not (interrupts.received or interrupts.reload_due) and loop.reload is None:
         loop.step()
         view(loop.state.log, loop.clock())
         time.sleep(POLL_S)

@@ -452,7 +452,7 @@ def check_against(dirs: StateDir, jobs: Iterable[Job], source: str = "jobs") -> 
     from pliant.tools.schedule.rates import Speeds, throughput_for
     from pliant.tools.schedule.registry import make_policy
 
-    jobs, cluster = tuple(jobs), read_cluster(dirs.cluster)
+    jobs, cluster = tuple(jobs), Spool(dirs).ordered_cluster() or read_cluster(dirs.cluster)
     profile = read_profile(dirs.profile) if dirs.profile.exists() else None
     decided = read_schedule(dirs.schedule) if dirs.schedule.exists() else None
     policy = None if decided is None else make_policy(decided.policy.name, decided.policy.parameters)

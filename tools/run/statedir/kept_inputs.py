@@ -44,12 +44,17 @@ def kept_cluster(kept: Path, named: str | None, *, begun: bool = True) -> Cluste
     return _kept(kept, named, read_cluster, _cluster_differences, _with_rule_of, begun=begun)
 
 
-def changes_not_taken(kept: Path, named: str) -> list[str]:
-    """Lines about what a cluster file says that the run, which has begun, does not go by."""
-    own, asked = read_cluster(kept), read_cluster(named)
-    if own == asked or not (changed := list(_cluster_differences(own, asked))):
-        return []
-    return [f"{named} differs from {kept}, and the run there goes on as it began:", *_lines(named, changed)]
+def cluster_changes(own: Cluster, asked: Cluster, source: str, text: str = "") -> list[str]:
+    """A line for each difference; none if the same cluster is written in another way.
+
+    :param source: name of the file that states ``asked``.
+    :param text: its text, for the numbers of lines.
+    """
+    found = list(_cluster_differences(own, asked))
+    who, before = asked.preemptible or "stated", own.preemptible or "stated"
+    if who != before:
+        found.append(Difference(("preemptible",), f'"{who}", and the run has "{before}"'))
+    return list(_lines(source, text, found))
 
 
 def kept_profile(kept: Path, named: str | None, *, begun: bool = True) -> tuple[ProfileRow, ...] | None:
@@ -76,19 +81,24 @@ def _kept(
         return asked if own is None else own
     if own is None:
         raise UsageError(f"{named} is not used, for there is no {kept}: {_ADVICE}")
-    if own != asked and (changed := list(differences(own, asked))):
-        raise UsageError("\n".join([f"{named} differs from {kept}: {_ADVICE}", *_lines(named, changed)]))
+    if own != asked and (found := list(differences(own, asked))):
+        lines = _lines(named, text_of(named), found)
+        raise UsageError("\n".join([f"{named} differs from {kept}: {_ADVICE}", *lines]))
     return taken(own, asked)
 
 
 _ADVICE: Final = "the run there goes on with what it began with; name the same file, or leave it out"
 
 
-def _lines(named: str, found: list[Difference]) -> Iterator[str]:
+def text_of(named: str) -> str:
+    """The text of a file that was read, for the numbers of lines; empty if it cannot be had again."""
     try:
-        text = Path(named).read_text()
+        return Path(named).read_text()
     except (OSError, ValueError):  # a pipe, or Parquet
-        text = ""
+        return ""
+
+
+def _lines(named: str, text: str, found: list[Difference]) -> Iterator[str]:
     for path, words in islice(found, SHOWN):
         line = line_of(text, path) if text.lstrip().startswith("{") else None
         yield str(Problem(source_name(named), line, as_pointer(path), words))

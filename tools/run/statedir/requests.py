@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from pliant.schemas.checks import constraint_of
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.events import (
@@ -31,6 +32,7 @@ from pliant.schemas.events import (
     Held,
     Ordered,
     Prioritized,
+    Reloaded,
     Requeued,
     TypedEvent,
     Undrained,
@@ -61,7 +63,8 @@ from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 
 JobAction = Literal["hold", "release", "priority", "update", "requeue"]
 NodeAction = Literal["drain", "resume"]
-_EVENTS: Final[Mapping[JobAction | NodeAction, type[Ordered | Requeued]]] = {
+ClusterAction = Literal["reload"]
+_EVENTS: Final[Mapping[JobAction | NodeAction | ClusterAction, type[Ordered | Requeued]]] = {
     "hold": Held,
     "release": Unheld,
     "priority": Prioritized,
@@ -69,6 +72,7 @@ _EVENTS: Final[Mapping[JobAction | NodeAction, type[Ordered | Requeued]]] = {
     "requeue": Requeued,
     "drain": Drained,
     "resume": Undrained,
+    "reload": Reloaded,
 }
 
 _JOBS: Final = ".jobs.jsonl"
@@ -86,7 +90,7 @@ class Order(Record):
     """One order, as it lies in the spool."""
 
     schema_: Literal["pliant.order/1"] = Field(default="pliant.order/1", alias="schema")
-    action: JobAction | NodeAction
+    action: JobAction | NodeAction | ClusterAction
     job: Identifier | None = None
     node: PlainText | None = None
     """The job or the node that it is about."""
@@ -107,12 +111,16 @@ class Order(Record):
     """Jobs leave the node at the next decision, of ``drain``."""
     within_s: PositiveFloat | None = None
     """Nothing may run on the node after this time, of ``drain``."""
+    cluster: Cluster | None = None
+    """The new cluster, of ``reload``; ``now`` is about the nodes that leave."""
+    source: PlainText = ""
+    """Name of its file."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        of_a_node = self.action in ("drain", "resume")
-        if (self.job is None, self.node is None) != (of_a_node, not of_a_node):
-            raise ValueError(f"{self.action!r} is about a {'node' if of_a_node else 'job'}")
+        about = {"drain": "node", "resume": "node", "reload": "cluster"}.get(self.action, "job")
+        if [name for name in ("job", "node", "cluster") if getattr(self, name) is not None] != [about]:
+            raise ValueError(f"{self.action!r} is about a {about}")
         if (self.priority is None) == (self.action == "priority"):
             raise ValueError("an order of a priority, and no other one, states a priority")
         if (self.changes is None) == (self.action == "update"):
@@ -124,6 +132,8 @@ class Order(Record):
         """The end of "alice has ordered to …"."""
         if self.priority is not None:
             return f"give it priority {self.priority:g}"
+        if self.cluster is not None:
+            return f"go on with the cluster of {self.source}"
         start = " from the start" if self.from_start else ""
         return f"{self.action} {'it' if self.node is None else f'node {self.node}'}{start}"
 
@@ -346,6 +356,17 @@ class Spool:
             atomic_write(self._folder / f"{number:020d}{_by(order.uid)}{_ORDER}", data, mode=PRIVATE)
         sync_folder(self._folder.parent)
 
+    def ordered_cluster(self) -> Cluster | None:
+        """The cluster that the run is to go on with, by the last order about it that it has not executed."""
+        with suppress(FileNotFoundError):
+            for name in sorted(
+                (name for name in os.listdir(self._folder) if name.endswith(_ORDER)), reverse=True
+            ):
+                request = self._request(name)
+                if request is not None and request.order is not None and request.order.cluster is not None:
+                    return request.order.cluster
+        return None
+
     def bytes_of(self, uid: int) -> int:
         """How many bytes the requests of an account take."""
         marked = [name for name in os.listdir(self._folder) if f"{_by(uid)}." in name]
@@ -493,4 +514,6 @@ def _events(asked: Job | str | Numbered, log: RunLog, now_s: float, *, rigid: bo
         return [submit_event(asked, min(now_s, asked.submit_time))]
     if isinstance(asked, str):
         return [cancel_event(asked, now_s)]
+    if asked.order.cluster is not None:  # what it leads to, the run says
+        return []
     return order_events(*asked, now_s, log, rigid=rigid)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from pliant.schemas.cluster import OTHERS
 from pliant.schemas.event import Event
-from pliant.schemas.events import Failed, Rejected, Requeued, typed
+from pliant.schemas.events import Failed, Rejected, Reloaded, Requeued, typed
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import Column, between_text, clock_text, iso_time, text_table, when_text
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -294,6 +294,8 @@ def trouble(events: Iterable[Event]) -> Iterator[str]:
         if isinstance(event, Failed | Rejected | Requeued) and event.job is not None and event.reason:
             words = "timed out" if event.timed_out else _WORDS[type(event)]
             yield f"job {event.job} {words}: {event.reason}"
+        elif isinstance(event, Reloaded):
+            yield from (f"cluster: {line}" for line in event.lines or ())
 
 
 class Screen:

@@ -151,7 +151,7 @@ class Watcher:
         submitted = tuple((job, asked_s) for job, asked_s in asked if job.id not in log.jobs)
         cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
         ordered = {
-            request.order.job or f"node {request.order.node}": request.order
+            request.order.job or f"node {request.order.node or ''}": request.order
             for request in requests
             if request.order is not None and request.number not in log.executed
         }
@@ -305,7 +305,7 @@ def closed_lines(status: Status, now_s: float) -> list[str]:
     """The nodes that get no work: those that are down, and those that are or will be drained; and slots."""
     down = [f"node {name} is down: {why}" for name, why in sorted(status.log.down.items())]
     lines = [_drained(status.log, name, drain, now_s) for name, drain in sorted(status.log.drained.items())]
-    waiting = [order for _, order in sorted(status.ordered.items()) if order.node is not None]
+    waiting = [order for _, order in sorted(status.ordered.items()) if order.job is None]
     lines += [_left_out(slot, left, now_s) for slot, left in sorted(status.log.out_of_service(now_s).items())]
     return [*down, *lines, *(f"{order.user} has ordered to {order.words}" for order in waiting)]
 
@@ -592,7 +592,8 @@ class LiveState:
         times = self._moments(moments)
         policy = make_policy(self.policy.policy, self.policy.parameters)
         new = session_for_run(policy, session.cluster.spec, session.cluster.speeds.throughput, session.seed)
-        fold, log = SessionFold(new, str(self._dirs.events)), RunLog()
+        reloads = self.log.reloads > 0
+        fold, log = SessionFold(new, str(self._dirs.events), reloads=reloads), RunLog()
         for event in self.events():
             while times and event.time > times[0]:
                 yield PastMoment(times[0], _at(fold, times[0]), measured_speeds(log))

@@ -155,6 +155,23 @@ class Admission(SessionPart[HiddenJobs]):
 
     # Limits.
 
+    def renew_limits(self, time_s: float) -> None:
+        """The limits of users have changed: what is admitted stays so, and others take the room there is."""
+        cluster = self._cluster.spec
+        waiting = [self._jobs[job_id] for job_id in self.state.limited]
+        self.state.limited.clear()
+        for job in self._jobs.values():
+            limit = cluster.limit_of(job.spec.user)
+            job.most = None if limit is None or limit.gpus is None else job.spec.gpus.requested
+        for job in waiting:
+            limit = cluster.limit_of(job.spec.user)
+            if limit is None:
+                self._changes.note("arrived", time_s, job=job)
+            else:
+                self.state.limited[job.id] = _in_words(job.spec.user, limit)
+        for user in dict.fromkeys(job.spec.user for job in waiting):
+            self._admit_user(user, time_s)
+
     def _next_in_line(self, name: str) -> list[JobState]:
         """The jobs in line that the limit of their array has room for, in order of priority and arrival."""
         state = self.state

@@ -157,6 +157,10 @@ class Session:
 
     # Jobs arrive and end.
 
+    def pins(self, job: Job) -> bool:
+        """Whether a job keeps GPUs until it ends: it cannot save, and such jobs are not preempted here."""
+        return self._dwell.pins and not job.can_save
+
     def submit(self, job: Job, time_s: float) -> JobState:
         """A job arrives. It counts as arrived at its submit_time, or now if that lies ahead.
 
@@ -172,7 +176,7 @@ class Session:
             raise ValueError(f'job "{job_id}" was submitted before')
         alike = book.alike(job)
         state = book.state_of(job, alike)
-        state.is_pinned = self._dwell.pins and not job.can_save
+        state.is_pinned = self.pins(job)
         if not state.requested:
             self.hidden.on_cpus[job_id] = True
         self.jobs[job_id] = state
@@ -282,7 +286,7 @@ class Session:
         job.take_spec(new)
         if job_id not in self.hidden.held and job_id not in self.hidden.bound:
             self.admission.readmit(job, time_s, more=job.requested > before)
-        job.is_pinned = self._dwell.pins and not job.spec.can_save
+        job.is_pinned = self.pins(job.spec)
 
     # What they hold.
 

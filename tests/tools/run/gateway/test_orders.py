@@ -67,6 +67,8 @@ def test_users_do_only_what_their_rights_allow(run: Shared) -> None:
     assert run.by(OPS, f"release {job}").exit_code == 0
     # Only operators drain nodes.
     assert "only operators drain nodes" in run.refused(LEA, f"drain {NODE}")
+    cluster = StateDir(run.state).cluster
+    assert "only operators change the cluster" in run.refused(LEA, "reload -", stdin=cluster.read_text())
     assert run.by(OPS, f"drain {NODE} --reason fans").exit_code == 0
     until(lambda: "fans" in run.by(ADA, "status").stderr)
     events = [each for each in read_events(StateDir(run.state).events) if each.event == "drain"]

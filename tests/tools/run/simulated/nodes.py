@@ -5,6 +5,7 @@ starts fail, and what is killed may take its time. It refuses what must never ha
 and two attempts of one job at a time.
 """
 
+import copy
 import errno
 import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -59,6 +60,15 @@ class SimulatedNodes:
             )
             for node in self._cluster.expanded()
         ]
+
+    def on(self, cluster: Cluster) -> "SimulatedNodes":
+        """What another launcher would see of a cluster."""
+        found = copy.copy(self)
+        found.change_cluster(cluster)
+        return found
+
+    def change_cluster(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         self.before_each()

@@ -7,18 +7,20 @@ names and numbers, and the same list is the same story.
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from benchmarks.parts.chaos.accounts import check_story
-from pliant.schemas.cluster import Cluster, Sharing
-from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.cluster import Cluster, Node, Shares, Sharing, Team, UserLimit
+from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_events, write_cluster
+from pliant.schemas.io import read_cluster, read_events, write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.service.reload import ClusterFile, order_reload
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
@@ -86,6 +88,8 @@ class World:
                     self._begin()
                 else:
                     self.loop.step()
+                    if (file := self.loop.reload) is not None and self._state is not None:
+                        self.loop = self._prepared.reload(file, self._state, self.loop, self._open)
             except Death:
                 self._end()
             except ServiceMissingError:
@@ -130,9 +134,13 @@ class World:
             timeouts=PATIENT,
         )
         clock = Clock(self.clock.wall, self.clock.steady)
-        prepared = PreparedRun.read(options, lambda *_: self.nodes, resume=True, clock=clock)
+        self._prepared = prepared = PreparedRun.read(options, self._open, resume=True, clock=clock)
         self._state = prepared.open(past=False)
+        self.nodes.change_cluster(prepared.schedule.cluster)
         self.loop = prepared.loop(self._state, follow=True)
+
+    def _open(self, _name: str, nodes: Cluster, _dirs: StateDir) -> SimulatedNodes:
+        return self.nodes if self.loop is None else self.nodes.on(nodes)
 
     def _end(self) -> None:
         if self._state is not None:
@@ -154,8 +162,9 @@ class World:
             elastic=elastic,
             **trains(samples),
         )
-        if self._ask(lambda: self.give(spec)):
-            self.accepted[spec.id] = samples
+        with suppress(BadInputError):  # the cluster may be too small for it now
+            if self._ask(lambda: self.give(spec)):
+                self.accepted[spec.id] = samples
 
     def give(self, *jobs: Job) -> None:
         now_s = self.clock.wall()
@@ -182,13 +191,36 @@ class World:
         """A node is drained, its jobs are to leave or not, or it serves again."""
         if self.dirs.cluster.exists():
             action: NodeAction = ("drain", "resume")[number % 2]
-            names, now = [f"n{number % len(NODES)}"], number % 3 == 0
+            names, now = self._a_node(number), number % 3 == 0
             self._ask(lambda: order_nodes(self.dirs.path, action, names, now=now))
+
+    def _a_node(self, number: int) -> list[str]:
+        names = [each.name for each in read_cluster(self.dirs.cluster).expanded()]
+        return [names[number % len(names)]]
 
     def give_notice(self, number: int) -> None:
         if self.dirs.cluster.exists():
-            names, within_s = [f"n{number % len(NODES)}"], 1.0 + number % 60
+            names, within_s = self._a_node(number), 1.0 + number % 60
             self._ask(lambda: order_nodes(self.dirs.path, "drain", names, now=True, within_s=within_s))
+
+    def reload(self, number: int) -> None:
+        """Nodes come, go or are of another size, and limits and rules change."""
+        second = [] if number % 3 == 0 else [node_of("n1", 1 + number % 4)]
+        third = [[], [node_of("n2", 2, "other")], [node_of("n2", 2), node_of("n3", 3)]][number // 3 % 3]
+        changed = {
+            "nodes": (node_of("n0", 2), *second, *third),
+            "user_limits": {} if number % 2 else {"*": UserLimit(gpus=3)},
+            "shares": Shares(teams={"a": Team(users=("u",))}) if number % 5 == 0 else None,
+            "cooldown_seconds": float(number % 4),
+        }
+        self.go_on_with(self.cluster.model_copy(update=changed), now=number % 7 < 3)
+
+    def go_on_with(self, changed: Cluster, *, now: bool = False) -> list[str]:
+        lines = list[str]()
+        if self.dirs.cluster.exists():
+            file = ClusterFile(changed, "world", now=now)
+            self._ask(lambda: lines.extend(order_reload(self.dirs.path, file)))
+        return lines
 
     def _ask(self, request: Callable[[], object]) -> bool:
         """Whether it was acknowledged. The disk may be full for people, too; they are not killed."""
@@ -286,7 +318,10 @@ class World:
         if self.accepted:
             order_jobs(self.dirs.path, "release", sorted(self.accepted))
         if self.dirs.cluster.exists():
-            order_nodes(self.dirs.path, "resume", [f"n{number}" for number in range(len(NODES))])
+            self.go_on_with(self.cluster)
+            self.turn_until(lambda: not any(found.order for found in Spool(self.dirs).requests()))
+            names = [node.name for node in read_cluster(self.dirs.cluster).expanded()]
+            order_nodes(self.dirs.path, "resume", names)
         for unit in self.nodes.running():
             unit.dies_in_s = 0.0
             if unit.stands_still and not unit.is_ready:  # no file shows that it should not
@@ -311,8 +346,8 @@ class World:
         assert given == {job_id: seen for job_id, seen in placed(session).items() if seen[0]}
         assert placed(session) == {job_id: (job.placement, job.beside) for job_id, job in log.active.items()}
         events = on_clock(read_events(self.dirs.events), log.origin_s)
-        speeds = throughput_for(None, self.cluster)
-        again = session_from_events(events, make_policy(self.policy), self.cluster, speeds)
+        spec = session.cluster.spec
+        again = session_from_events(events, make_policy(self.policy), spec, throughput_for(None, spec))
         again.cluster.at(session.changes.now_s)
         assert placed(again) == placed(session)
         assert seen_of_nodes(again) == seen_of_nodes(session)
@@ -364,6 +399,10 @@ def seen_of_nodes(session: Session) -> list[tuple[str, bool, int, bool | None]]:
     ]
 
 
+def node_of(name: str, gpus: int, gpu_type: str = "gpu") -> Node:
+    return Node(name=name, gpus=gpus, gpu_type=gpu_type)
+
+
 def trains(samples: float) -> dict[str, Any]:
     command = ("train.py", SAMPLES, str(samples))
     own = {"command": command, "workdir": "/", "work": {"samples": samples}}
@@ -381,7 +420,7 @@ DEEDS: Final[dict[str, Deed]] = {
         *("submit", "cancel", "order", "order_node", "wait", "kill_worker", "crash", "stop_worker"),
         *("wake_worker", "make_deaf", "make_undying", "lose_node", "return_node", "refuse_starts"),
         *("kill_loop", "end_loop", "tear_log", "fill_disk", "free_disk", "set_clock"),
-        *("fail_looks", "hide_plan", "show_plans", "give_notice"),
+        *("fail_looks", "hide_plan", "show_plans", "give_notice", "reload"),
     )
 }
 

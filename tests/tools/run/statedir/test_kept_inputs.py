@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.statedir.kept_inputs import changes_not_taken, kept_cluster
+from pliant.schemas.io import read_cluster
+from pliant.tools.run.statedir.kept_inputs import cluster_changes, kept_cluster
 
 BEGUN: dict[str, Any] = {"slots": "cpu", "nodes": [{"name": "n{}", "gpus": 2, "count": 2}]}
 SAME = (
@@ -49,8 +50,9 @@ def test_every_difference_is_named_by_its_line(tmp_path: Path, golden_text: Call
     with pytest.raises(UsageError) as refused:
         named(tmp_path, {**BEGUN, "nodes": nodes}, OTHER)
     golden_text(str(refused.value))
-    _, *lines = changes_not_taken(tmp_path / "begun.json", str(tmp_path / "asked.json"))
-    assert lines == str(refused.value).splitlines()[1:]
+    own, asked = read_cluster(tmp_path / "begun.json"), read_cluster(tmp_path / "asked.json")
+    text, name = (tmp_path / "asked.json").read_text(), str(tmp_path / "asked.json")
+    assert cluster_changes(own, asked, name, text) == str(refused.value).splitlines()[1:]
     many = [{"name": f"m{i}", "gpus": 2} for i in range(30)]
     with pytest.raises(UsageError, match="and 13 more differences"):
         named(tmp_path, {**BEGUN, "nodes": nodes}, {**BEGUN, "nodes": many})

@@ -125,6 +125,15 @@ class SlurmBackend:
         view = self._controller.first()
         return [self._info(node, view.nodes.get(name)) for name, node in self._nodes.items()]
 
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Go on with other nodes; leases of those that are gone end."""
+        self._cluster = cluster
+        self._nodes = {node.name: node for node in cluster.expanded()}
+        self._controller.watch(self._nodes)
+        self.leases.change_cluster(cluster)
+        self._serves = {name: self._serves.get(name, True) for name in self._nodes}
+        self._notice_s = max(LEAST_NOTICE_S, 2 * (cluster.slurm.notice_seconds or 0.0))
+
     def _info(self, node: Node, found: SlurmNode | None) -> NodeInfo:
         reason = self._why_down(node.name, found) or self._addresses.look_up(node, found)
         address = self._addresses.of(node.name)
@@ -378,11 +387,24 @@ class Leases:
     def __init__(self, cluster: Cluster, state: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._options, self._state = cluster.slurm, state.resolve()
         self._clock = clock
-        self._asked = {
-            node.name: _LeaseRequest(command_lines.lease_of(cluster, node, state), clock())
-            for node in cluster.expanded()
-            if node.gpus
-        }
+        self._asked: dict[str, _LeaseRequest] = {}
+        # Whether leases of nodes that are gone may be in Slurm's queue.
+        self._has_left = False
+        self._take(cluster)
+
+    def change_cluster(self, cluster: Cluster) -> None:
+        self._options, self._has_left = cluster.slurm, True
+        self._take(cluster)
+
+    def _take(self, cluster: Cluster) -> None:
+        before, self._asked = self._asked, {}
+        for node in (node for node in cluster.expanded() if node.gpus):
+            lease = command_lines.lease_of(cluster, node, self._state)
+            known = before.get(node.name)
+            same = known is not None and known.lease == lease
+            self._asked[node.name] = (
+                known if known is not None and same else _LeaseRequest(lease, self._clock())
+            )
 
     def id_of(self, node: str) -> str | None:
         return self._asked[node].id if node in self._asked else None
@@ -423,6 +445,12 @@ class Leases:
     def look(self, view: ControllerView, *, renew: bool = True) -> None:
         """Learn from a view which leases run, and ask for those that are missing if ``renew``."""
         by_name = self._by_name(view)
+        if self._has_left:
+            own = {asked.lease.name for asked in self._asked.values()}
+            prefix = command_lines.lease_prefix(self._state)
+            left = [name for name in by_name if name.startswith(prefix) and name not in own]
+            if ids := [job.id for name in left for job in by_name[name]]:
+                Later(command_lines.scancel_jobs(ids))
         for node, asked in self._asked.items():
             self._read_submission(asked)
             jobs = by_name.get(asked.lease.name, [])

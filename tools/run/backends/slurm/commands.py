@@ -425,6 +425,10 @@ class Controller:
         self._thread: threading.Thread | None = None
         self._warned = False
 
+    def watch(self, nodes: Iterable[str]) -> None:
+        """These nodes are of interest from the next look on."""
+        self._nodes, self._nodes_s = tuple(nodes), float("-inf")
+
     @with_own_files
     def look(self) -> None:
         """Begin another look if it is due. Never waits."""

@@ -117,6 +117,9 @@ class SlurmJobsBackend:
             for node in self._cluster.expanded()
         ]
 
+    def change_cluster(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
         request, options = (
             command_lines.request_of(self._cluster, units, self._name_of(handle)),

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, assert_never, get_args
 
 from pydantic import ConfigDict, TypeAdapter
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import ENDS, End, Event
 from pliant.schemas.events import (
     Cancelled,
@@ -51,6 +52,7 @@ from pliant.schemas.events import (
     Progressed,
     Rejected,
     Released,
+    Reloaded,
     Requeued,
     Resized,
     RunBegan,
@@ -161,6 +163,8 @@ def _lost_gpu_hours(event: Submitted | JobEvent) -> float:
     return (event.lost_gpu_hours or 0.0) if isinstance(event, _Held) else 0.0
 
 
+LEAVES: Final = "leaves the cluster, or comes back as its file says now"
+"""Reason of the drain of a node that the new cluster does not have as it is."""
 AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
 """How a snapshot keeps these records: all fields, infinities included."""
 JobPhase = End | Literal["waiting", "running", "preempted"]
@@ -590,6 +594,14 @@ class RunLog:
     """Nodes that jobs cannot run on, and why."""
     drained: dict[str, Drain] = field(default_factory=dict)
     """Nodes that get no work."""
+    reloads: int = 0
+    """How often the cluster was changed; ``info`` states the present one."""
+    reload_error: str = ""
+    """Why the last cluster file was refused; empty if it was not."""
+    wanted: Cluster | None = None
+    """The cluster of the last file, while nodes are in use that are not in it, or differ."""
+    leaving: tuple[str, ...] = ()
+    """These nodes."""
     executed: tuple[int, ...] = ()
     """Numbers of the orders executed last, all at one time; the files of earlier ones are gone."""
     executed_s: float = 0.0
@@ -631,18 +643,21 @@ class RunLog:
             case SlotQuarantined() | SlotCleared():
                 self.slot_faults.add(event)
                 self._slot(event)
-            case Drained():
-                self.drained[event.node] = Drain(
-                    *(event.user or "", event.time, event.reason or ""),
-                    now=bool(event.now),
-                    until_s=event.until,
-                )
-            case Undrained():
-                self._resume(event.node)
+            case Drained() | Undrained():
+                self._drain(event)
+            case Reloaded():
+                self._reload(event)
             case Released():
                 self.broken_off.pop(event.job, None)
             case _:
                 assert_never(event)
+
+    def _drain(self, event: Drained | Undrained) -> None:
+        if isinstance(event, Undrained):
+            self._resume(event.node)
+            return
+        said = (event.user or "", event.time, event.reason or "")
+        self.drained[event.node] = Drain(*said, now=bool(event.now), until_s=event.until)
 
     def _submit(self, event: Submitted) -> None:
         stated = event.submission()
@@ -692,6 +707,27 @@ class RunLog:
         for slot in [slot for slot, left in self.left_out.items() if node_of(slot) == node and left.is_sick]:
             del self.left_out[slot]
             self.slot_faults.slots.pop(slot, None)
+
+    def _reload(self, event: Reloaded) -> None:
+        self.reload_error = event.error or ""
+        if self.reload_error or self.info is None:
+            return
+        before = {node.name: node.gpus for node in self.info.cluster.expanded()}
+        cluster, self.wanted = event.clusters()
+        self.info = self.info.model_copy(update={"cluster": cluster})
+        self.reloads += 1
+        self.leaving = tuple(map(str, event.leaving or ()))
+        for name in event.back or ():
+            self.drained.pop(name, None)
+        drain = Drain(event.user or "", event.time, LEAVES, now=bool(event.now))
+        for name in self.leaving:
+            if name not in self.drained or (drain.now and not self.drained[name].now):
+                self.drained[name] = drain
+        there = {node.name: node.gpus for node in cluster.expanded()}
+        self.drained = {name: each for name, each in self.drained.items() if name in there}
+        self.down = {name: why for name, why in self.down.items() if name in there}
+        same = {name for name, gpus in there.items() if before.get(name) == gpus}
+        self.left_out = {slot: left for slot, left in self.left_out.items() if node_of(slot) in same}
 
     def may_be_there(self) -> Iterable[str]:
         """Jobs of which something may be left."""

@@ -49,6 +49,7 @@ from pliant.schemas.events import (
     Prioritized,
     Progressed,
     Rejected,
+    Reloaded,
     Requeued,
     Resumed,
     RunBegan,
@@ -65,6 +66,7 @@ from pliant.schemas.file_io.events import LogPlace, LogReader
 from pliant.schemas.file_io.files import atomic_write, read_failure
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.job import CHANGEABLE, Changes, Job
+from pliant.schemas.runinfo import RunInfo
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import on_clock, submit_event
@@ -89,7 +91,7 @@ from pliant.tools.schedule.snapshot import Change
 
 T = TypeVar("T")
 SCHEMA: Final = "pliant.snapshot/1"
-MEANING: Final = 11
+MEANING: Final = 12
 """To be raised when events come to mean something else, so that older snapshots are made again."""
 _HEAD_BYTES: Final = 4096
 """A first line is shorter."""
@@ -209,7 +211,7 @@ def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding) -> int:
     if kept is not None and kept.facts.basis != rebuilding.basis:
         kept = None
     reader = LogReader(dirs.events, before.place if before is not None and kept is not None else None)
-    session = _session(rebuilding, kept, (event for _, event in reader.read()), dirs)
+    session = _session(rebuilding, kept, (event for _, event in reader.read()), dirs, log)
     data = b"\n".join(_lines(reader.place, log, session))
     head = {"schema": SCHEMA, "folds_to": folds_to(), "crc": crc32(data), "bytes": reader.place.bytes}
     atomic_write(dirs.snapshot, json.dumps(head).encode() + b"\n" + data, mode=PRIVATE)
@@ -217,9 +219,9 @@ def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding) -> int:
 
 
 def _session(
-    rebuilding: Rebuilding, kept: SavedSession | None, events: Iterable[Event], dirs: StateDir
+    rebuilding: Rebuilding, kept: SavedSession | None, events: Iterable[Event], dirs: StateDir, log: RunLog
 ) -> tuple[SessionFacts, Mapping[str, bytes]] | None:
-    fold = SessionFold(rebuilding.session(), str(dirs.events), kept)
+    fold = SessionFold(rebuilding.session(), str(dirs.events), kept, reloads=log.reloads > 0)
     try:
         for event in on_clock(events, rebuilding.basis.origin_s):
             fold.add(event)
@@ -254,12 +256,17 @@ def is_past_of(log: RunLog, known: RunLog) -> bool:
     """Whether a log may be what another one was earlier: of the same run, with nothing later."""
     return (
         log.last_s <= known.last_s
-        and log.info in (None, known.info)
+        and (log.info is None or _began(log) == _began(known))
         and all(
             job_id in known.jobs and known.jobs[job_id].submitted_s == job.submitted_s
             for job_id, job in log.jobs.items()
         )
     )
+
+
+def _began(log: RunLog) -> RunInfo | None:
+    """What a run began with, its cluster apart, which may change."""
+    return None if log.info is None else log.info.model_copy(update={"cluster": None})
 
 
 def restoring(events: Iterable[Event], known: RunLog) -> list[Event]:
@@ -325,6 +332,12 @@ def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
         yield row_of(NodeUp(at_s, node=node))
     for node in sorted(log.drained.keys() - known.drained.keys()):
         yield row_of(Undrained(at_s, node=node))
+    if log.info is not None and known.info is not None and log.info.cluster != known.info.cluster:
+        cluster, wanted = (
+            None if each is None else each.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            for each in (known.info.cluster, known.wanted)
+        )
+        yield row_of(Reloaded(at_s, cluster=cluster, wanted=wanted, leaving=list(known.leaving) or None))
     proven = log.slot_faults.slots.keys() - known.slot_faults.slots.keys()
     for slot in sorted(proven | _out_longer(log, known, at_s).keys()):
         yield row_of(SlotCleared(at_s, slot=slot))

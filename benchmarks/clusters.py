@@ -1,0 +1,151 @@
+"""Clusters that run for months: changes of a living cluster, notices, and bills of millions of jobs.
+
+Changes are made under load: the real loop on simulated nodes, jobs that come and train meanwhile, and
+launchers that are killed now and then. A job is lost that does not finish in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+
+from benchmarks.parts.fault_sequences import silent
+from benchmarks.parts.figure import Figure
+from pliant.schemas.cluster import Notify
+from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import EventWriter
+from pliant.tools.report.usage import UsageFold, take_lines
+from pliant.tools.run.service.notices import Notices
+from pliant.tools.run.statedir.directory import StateDir
+from tests.tools.run.simulated.world import MEMORY, World
+
+MEASURES: Final = ("tools/run/service", "tools/schedule/session/reload.py", "tools/report/usage.py")
+
+CHANGES: Final = 100
+JOBS: Final = 3_000_000
+NOTICES: Final = 1000
+_BLOCK: Final = 20_000
+_PATIENCE_S: Final = 120.0
+_LIMIT_S: Final = 60.0
+_ELASTIC: Final = 20 * 7 + 1
+"""Deed of a submission: two GPUs, elastic, some minutes."""
+
+
+def figures(changes: int = CHANGES, jobs: int = JOBS, notices: int = NOTICES) -> list[Figure]:
+    """Jobs lost, changes that came to nothing, and seconds of the processor for a bill."""
+    with silent(), tempfile.TemporaryDirectory(prefix="pliant-clusters-", dir=MEMORY) as folder:
+        lost, made = _lost(Path(folder).resolve(), changes)
+    return [
+        Figure("reload_jobs_lost", float(lost), "jobs", 0.0),
+        Figure("reloads_made", float(made), "changes", float(changes), at_least=True),
+        Figure("notices_lost", float(_notices_lost(notices)), "notices", 0.0),
+        Figure("usage_3m_jobs_s", _bill_s(jobs) * JOBS / jobs, "s", _LIMIT_S),
+    ]
+
+
+def smallest() -> list[Figure]:
+    return figures(3, 1000, 5)
+
+
+def _lost(folder: Path, changes: int) -> tuple[int, int]:
+    """Jobs that did not finish, and changes that the log has."""
+    chance, world = random.Random(1), World(folder)  # noqa: S311 - no secret
+    try:
+        world.turn()
+        for _ in range(changes):
+            world.submit(_ELASTIC + 7 * chance.randrange(20))
+            world.reload(chance.randrange(1000))
+            if chance.random() < 0.2:
+                world.kill_loop(chance.randrange(60))
+            for _ in range(3):
+                world.turn()
+            world.hazard.call_off()
+        world.settle()
+        world.check()
+        log = world.loop.state.log if world.loop is not None else None
+        ends = [] if log is None else [log.jobs[job_id].phase for job_id in world.accepted]
+        made = 0 if log is None else log.reloads
+    finally:
+        world.close()
+    return sum(phase != "finished" for phase in ends), made
+
+
+def _notices_lost(count: int) -> int:
+    """Notices that never came to a server that refuses every second one, over two runs."""
+    taken, seen = set[str](), 0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            nonlocal seen
+            seen += 1
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if seen % 2:
+                taken.add(body["job"])
+            self.send_response(200 if seen % 2 else 503)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    target = Notify(on=("failed",), url=f"http://127.0.0.1:{server.server_port}/")
+    with silent(), tempfile.TemporaryDirectory(prefix="pliant-notices-", dir=MEMORY) as folder:
+        dirs = StateDir(Path(folder))
+        writer = EventWriter(dirs.events)
+        for first in range(0, count, 1 + count // 2):
+            with Notices(dirs, [target], (0.001, 0.01)):
+                time.sleep(0.1)  # until it knows where the log ends
+                numbers = range(first, min(count, first + 1 + count // 2))
+                writer.append([Event(1.0, "fail", f"j{number}", 0, ()) for number in numbers])
+        until_s = time.monotonic() + _PATIENCE_S
+        with Notices(dirs, [target], (0.001, 0.01)):
+            while len(taken) < count and time.monotonic() < until_s:
+                time.sleep(0.05)
+        writer.close()
+    server.shutdown()
+    server.server_close()
+    return count - len(taken)
+
+
+def _bill_s(jobs: int) -> float:
+    """Seconds of the processor for the lines of these jobs, parsed and summed up by user and project."""
+    fold, spent_s, first = UsageFold(("user", "project")), 0.0, 0
+    take_lines([_BEGAN], fold, "log")
+    while first < jobs:
+        lines = [line for number in range(first, min(first + _BLOCK, jobs)) for line in _lines(number)]
+        began_s = time.process_time()
+        take_lines(lines, fold, "log")
+        spent_s += time.process_time() - began_s
+        first += _BLOCK
+    fold.finish()
+    return spent_s
+
+
+_BEGAN: Final = (
+    b'{"time":0,"event":"decision","detail":{"policy":"fifo","cluster":{"price":{"a":2.5},"nodes":'
+    b'[{"name":"n0","gpus":8,"gpu_type":"a"},{"name":"n1","gpus":8,"gpu_type":"b"}]}}}\n'
+)
+
+
+def _lines(number: int) -> list[bytes]:
+    """What the log has of one job: it is submitted, starts, says that it trains, and finishes."""
+    at, user, project = float(number), number % 90, number % 9
+    head = f'{{"time":%s,"job":"j{number}","event":'
+    spec = (
+        f'{{"id":"j{number}","submit_time":{at},"model":"m","gpus":{{"requested":2}},"user":"u{user}",'
+        f'"command":["train.py","--seed","7"],"workdir":"/home/u","labels":{{"project":"p{project}"}}}}'
+    )
+    lines = (
+        (0, f'"submit","detail":{{"job":{spec},"curve":[[1,1.0],[2,1.9]]}}}}'),
+        (1, f'"start","gpus":2,"placement":[["n{number % 2}",2]],"detail":{{"accum":1}}}}'),
+        (2, '"progress","samples_done":64.0,"overhead_seconds":1.5}'),
+        (9, '"finish","gpus":0,"placement":[],"detail":{"attempt":1}}'),
+    )
+    return [f"{head % (at + after)}{rest}\n".encode() for after, rest in lines]

@@ -1,0 +1,96 @@
+"""GPU hours and money by group, computed by hand from a log with a change of the cluster."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import event_lines
+from pliant.tools.report.usage import (
+    UsageFold,
+    take_lines,
+    usage_csv,
+    usage_document,
+    usage_of_log,
+    usage_rows,
+    usage_text,
+)
+
+HOUR = 3600.0
+
+
+def began(time: float, name: Any, gpus: float, **more: Any) -> Event:
+    nodes = [{"name": "n0", "gpus": 4, "gpu_type": "a100"}, {"name": "n1", "gpus": 4, "gpu_type": "t4"}]
+    shares = {"teams": {"nlp": {"users": ["ada"]}}}
+    cluster = {"nodes": nodes, "price": {"a100": gpus, "t4": 1.0}, "shares": shares}
+    return Event(time, name, detail={"cluster": cluster, "policy": "fifo", **more})
+
+
+def job(time: float, job_id: str, user: str, **labels: str) -> Event:
+    spec = {"id": job_id, "submit_time": time, "model": "m", "gpus": {"requested": 2}, "user": user}
+    return Event(time, "submit", job_id, detail={"job": {**spec, "labels": labels}})
+
+
+def holds(time: float, name: Any, job_id: str, gpus: int, node: str = "", **more: Any) -> Event:
+    detail = {"beside": more.pop("beside")} if "beside" in more else None
+    return Event(time, name, job_id, gpus, ((node, gpus),) if node else (), detail=detail, **more)
+
+
+LOG = [
+    began(0.0, "decision", 4.0),
+    job(0.0, "a", "ada", project="x"),
+    job(0.0, "b", "bob", project="x"),
+    job(0.0, "c", "bob"),
+    holds(0.0, "start", "a", 2, "n0"),  # 2 h at 4.00 and 1 h at 8.00, 2 GPUs
+    holds(HOUR, "start", "b", 4, "n1"),  # 1 h alone, then 1 h shared with c
+    Event(HOUR, "progress", "b", overhead_seconds=360.0),
+    began(2 * HOUR, "reload", 8.0),
+    holds(2 * HOUR, "start", "c", 4, "n1", beside="b"),
+    holds(3 * HOUR, "finish", "a", 0),
+    holds(3 * HOUR, "fail", "b", 0),
+    holds(4 * HOUR, "finish", "c", 0),
+]
+
+
+def folded(*by: str, since_s: float = 0.0, until_s: float = 1e9) -> UsageFold:
+    fold = UsageFold(by, since_s, until_s)
+    take_lines([line + b"\n" for line in event_lines(LOG).splitlines()], fold, "log")
+    fold.finish()
+    return fold
+
+
+def test_hours_and_money_by_user_and_team() -> None:
+    rows = list(usage_rows(folded("user", "team")))
+    assert [(row["user"], row["team"], row["jobs"], row["gpu_hours"], row["money"]) for row in rows] == [
+        ("bob", "*", 2, 4 + 2 + 2 + 4, 12.0),
+        ("ada", "nlp", 1, 6.0, 2 * 2 * 4.0 + 2 * 8.0),
+    ]
+    assert rows[0]["training"] == pytest.approx(1 - 4 * 0.1 / 12)
+    assert (rows[0]["finished"], rows[0]["failed"], rows[0]["gpu_hours_t4"]) == (1, 1, 12.0)
+    assert sum(row["share"] for row in rows) == 1.0
+
+
+def test_a_span_counts_what_was_held_in_it_and_labels_group() -> None:
+    rows = list(usage_rows(folded("project", since_s=2.5 * HOUR, until_s=3.5 * HOUR)))
+    assert {row["project"]: row["gpu_hours"] for row in rows} == {"x": 1.0 + 1.0, "-": 1.0 + 2.0}
+
+
+def test_every_form_says_the_same(tmp_path: Path) -> None:
+    fold = folded("job")
+    assert usage_text(fold).splitlines()[1].split()[:3] == ["a", "1", "6.0"]
+    rows = [*csv.DictReader(io.StringIO(usage_csv(fold)))]
+    document = json.loads(usage_document(fold, 0.0, HOUR))
+    assert [float(row["money"]) for row in rows] == [row["money"] for row in document["groups"]]
+    (tmp_path / "log").write_bytes(b'{"time":1,"event":"submit","job":"a"}\n')
+    with pytest.raises(BadInputError, match=r":1: this line cannot be read"):
+        usage_of_log(tmp_path / "log", fold)
+
+
+def test_prices_make_a_newer_minor_version() -> None:
+    assert Cluster.model_validate({"nodes": (), "price": {"a100": 2.5}}).minor == 5

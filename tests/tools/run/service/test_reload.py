@@ -1,0 +1,147 @@
+"""A living cluster changes: what a file leads to, and that a run has one cluster or the other at any time."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import UsageError
+from pliant.schemas.io import read_cluster
+from pliant.tools.run.service.reload import HOLDER
+from pliant.tools.run.service.run import Interrupts
+from pliant.tools.run.statedir.state import read_log
+from tests.tools.run.simulated.world import World
+
+N0, N1 = {"name": "n0", "gpus": 2}, {"name": "n1", "gpus": 2}
+
+
+def nodes(*listed: dict[str, Any], **more: Any) -> Cluster:
+    return Cluster.model_validate({"slots": "cpu", "nodes": listed, **more})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A loop with a job on each of two nodes."""
+    found = World(tmp_path, 1, nodes=nodes(N0, N1))
+    found.turn()
+    found.ask("a", 2, samples=400.0)
+    found.ask("b", 2, samples=400.0)
+    found.turn_until(lambda: len(found.nodes.training()) == 2)
+    yield found
+    found.close()
+
+
+def has(world: World, changed: Cluster) -> bool:
+    """Whether the files, the log and the session of a run have that cluster."""
+    log = read_log(world.dirs.path)
+    assert log.info is not None
+    assert world.loop is not None
+    spec = world.loop.session.cluster.spec
+    return log.info.cluster == changed == spec == read_cluster(world.dirs.cluster)
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines", "at_once"),
+    [
+        (nodes(N0, N1, {"name": "n2", "gpus": 1}), ["/nodes/2: n2 with 1 GPU, which the run does"], True),
+        (nodes(N0, N1, cooldown_seconds=9), ["/cooldown_seconds: 9.0, and the run has 0.0"], True),
+        (nodes(N0, {**N1, "labels": {"rack": "r"}}), ['/nodes/1/labels/rack: "r", which the run'], True),
+        (nodes(N0), ["/nodes: lacks n1", "node n1 is removed once it is empty: job b may end"], False),
+        (
+            nodes(N0, {**N1, "gpu_type": "t4"}),
+            ['/nodes/1/gpu_type: "t4"', "node n1 changes as the file says once it is empty: job b"],
+            False,
+        ),
+        (
+            nodes(N0, N1, user_limits={"*": {"gpus": 3}}),
+            ["/user_limits/*", "jobs of no user: 4 GPUs held, 3 allowed: what runs goes on, no other"],
+            True,
+        ),
+    ],
+)
+def test_a_change_says_what_it_does_and_takes_no_gpus(
+    world: World, changed: Cluster, lines: list[str], *, at_once: bool
+) -> None:
+    said = world.go_on_with(changed)
+    assert [line for line in lines if not any(line in each for each in said)] == []
+    assert len(said) == len(lines)
+    world.turn()
+    assert has(world, changed) == at_once
+    world.turn_until(lambda: not read_log(world.dirs.path).active)
+    world.turn()
+    assert has(world, changed)
+    assert world.attempts("a") == world.attempts("b") == [1]
+    assert world.go_on_with(changed) == []
+    world.check_agreement()
+
+
+def test_jobs_without_a_place_are_held_until_there_is_one(world: World) -> None:
+    world.ask("big", 2)
+    world.turn()
+    said = world.go_on_with(nodes({"name": "n0", "gpus": 1}), now=True)
+    assert any(line.startswith("job big is held until a cluster has a place for it") for line in said)
+    world.turn_until(lambda: not world.nodes.training())
+    world.turn()
+    log = read_log(world.dirs.path)
+    assert {name: (job.held or ("",))[0] for name, job in log.active.items()} == dict.fromkeys(
+        ("a", "b", "big"), HOLDER
+    )
+    world.go_on_with(nodes(N0))
+    world.turn_until(lambda: len(world.nodes.training()) == 1)
+    assert not any(job.held for job in read_log(world.dirs.path).active.values())
+    world.check_agreement()
+
+
+def test_two_changes_at_once_count_in_their_order(world: World) -> None:
+    first, last = nodes(N0, N1, {"name": "n2", "gpus": 2}), nodes(N0, N1, cooldown_seconds=1)
+    world.go_on_with(first)
+    world.ask("c", 2)
+    world.go_on_with(last)
+    world.turn()
+    world.turn()
+    world.turn()
+    (one, two) = world.events("reload")
+    assert [len((each.detail or {})["cluster"]["nodes"]) for each in (one, two)] == [3, 2]
+    assert [each.event for each in world.events("reload", "submit")][-3:] == ["reload", "submit", "reload"]
+    assert has(world, last)
+    assert read_log(world.dirs.path).jobs["c"].phase == "waiting"
+
+
+def test_a_node_back_before_it_is_empty_gets_work_again(world: World) -> None:
+    world.go_on_with(nodes(N0))
+    world.turn()
+    assert set(read_log(world.dirs.path).drained) == {"n1"}
+    assert "node n1 gets work again" in world.go_on_with(nodes(N0, N1))
+    world.turn()
+    assert has(world, nodes(N0, N1))
+    assert read_log(world.dirs.path).drained == {}
+
+
+def test_what_cannot_change_is_refused_and_not_ordered(world: World) -> None:
+    with pytest.raises(UsageError, match=r'/slots: "gpu", and the run has "cpu".*begin another state'):
+        world.go_on_with(Cluster.model_validate({"nodes": (N0, N1)}))
+
+
+@pytest.mark.parametrize("calls", range(1, 24, 2))
+def test_a_loop_that_is_killed_has_one_cluster_or_the_other(world: World, calls: int) -> None:
+    before, after = nodes(N0, N1), nodes(N0, N1, {"name": "n2", "gpus": 2}, min_run_seconds=1)
+    world.go_on_with(after)
+    world.hazard.kill_after(calls)
+    for _ in range(4):
+        world.turn()
+        world.hazard.call_off()
+        if world.loop is not None:
+            assert has(world, after) or has(world, before)
+    assert has(world, after)
+    assert world.attempts("a") == world.attempts("b") == [1]
+    world.check_agreement()
+
+
+def test_sighup_asks_for_the_file_again() -> None:
+    with Interrupts(reloads=True) as interrupts:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (interrupts.reload_due, interrupts.received) == (True, [])

@@ -1,0 +1,278 @@
+"""Changes of a living cluster: what a new file means for the nodes and the jobs of a run.
+
+:func:`reload_plan` is a function of the two clusters and the log. ``pliant reload`` shows it, and the loop
+carries it out: a ``reload`` event is the whole change, and everything else follows from it. Nodes that jobs
+hold and that are not in the file, or differ there, stay as they are and get no work until they are left; then
+the loop makes another such change by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.checks import constraint_of
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.events import Held, Reloaded, Unheld, row_of
+from pliant.schemas.io import read_profile, read_schedule
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
+from pliant.schemas.schedule import Schedule
+from pliant.schemas.text import counted, in_gpu_hours
+from pliant.tools.run.statedir.directory import Account, StateDir, account_name
+from pliant.tools.run.statedir.kept_inputs import cluster_changes
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.requests import Order, Spool
+from pliant.tools.run.statedir.state import read_log
+from pliant.tools.schedule.demand import JobCheck
+from pliant.tools.schedule.jobs import node_states
+from pliant.tools.schedule.rates import Speeds, throughput_for
+from pliant.tools.schedule.registry import make_policy
+
+HOLDER: Final = "pliant reload"
+"""Holder of jobs for which a new cluster has no place; a later one releases them."""
+_FIXED: Final = ("backend", "slots")
+"""Fields that cannot change while a run goes on."""
+_SHOWN: Final = 3
+"""Jobs that a line names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """A cluster that a run is to go on with."""
+
+    cluster: Cluster
+    source: str
+    text: str = ""
+    """Text of the file, for the numbers of lines; empty if it is not at hand."""
+    user: str = ""
+    uid: int | None = None
+    order: int | None = None
+    """Number of the order; None: the loop reads the file itself."""
+    now: bool = False
+    """Jobs leave nodes that are not in it at the next decision; else they may end there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadPlan:
+    """What a new file leads to."""
+
+    cluster: Cluster
+    """The cluster from now on."""
+    wanted: Cluster | None
+    """The one of the file, while nodes in use differ from it."""
+    leaving: tuple[str, ...]
+    back: tuple[str, ...]
+    """Nodes that were to leave, and stay."""
+    held: Mapping[str, str]
+    """Waiting jobs for which it has no place, and why."""
+    freed: tuple[str, ...]
+    """Jobs that an earlier change has held, and for which there is a place again."""
+    changes: tuple[str, ...]
+    """A line for each difference to the cluster before; empty: there is none."""
+    effects: tuple[str, ...]
+    """What follows for nodes and jobs."""
+
+    def events(self, file: ClusterFile, cluster: Cluster, time_s: float) -> list[Event]:
+        """:param cluster: as the options of the run leave it."""
+        reload = Reloaded(
+            time_s,
+            cluster=_plain(cluster),
+            wanted=None if self.wanted is None else _plain(self.wanted),
+            leaving=list(self.leaving) or None,
+            back=list(self.back) or None,
+            now=file.now or None,
+            lines=[*self.changes, *self.effects] or None,
+            order=file.order,
+            user=file.user,
+            uid=file.uid,
+        )
+        held = [row_of(Held(time_s, job_id, user=HOLDER, reason=why)) for job_id, why in self.held.items()]
+        freed = [row_of(Unheld(time_s, job_id, user=HOLDER)) for job_id in self.freed]
+        return [row_of(reload), *held, *freed]
+
+
+def refusal_event(file: ClusterFile, time_s: float, error: str) -> Event:
+    """A file that is not taken changes nothing."""
+    return row_of(Reloaded(time_s, error=error, user=file.user, uid=file.uid, order=file.order))
+
+
+def reload_plan(
+    file: ClusterFile, log: RunLog, refusal: Callable[[Cluster, Job], str | None], busy: Iterable[str] = ()
+) -> ReloadPlan:
+    """:param refusal: why a cluster has no place for a job; None: it has one.
+    :param busy: nodes on which something runs of which the log does not know.
+    :raises UsageError: the file changes what cannot change while a run goes on.
+    """
+    if log.info is None:
+        raise UsageError("no run has begun there: pliant run takes any cluster file")
+    own, wanted = log.wanted or log.info.cluster, file.cluster
+    for name in _FIXED:
+        before, after = getattr(own, name), getattr(wanted, name)
+        if before != after:
+            text = f'/{name}: "{after}", and the run has "{before}", which cannot change while it goes on'
+            raise UsageError(f"{file.source}: {text}: begin another state directory")
+    cluster, leaving = _in_use(log.info.cluster, wanted, log, {*busy})
+    changes = tuple(cluster_changes(own, wanted, file.source, file.text))
+    back = tuple(name for name in log.leaving if name not in leaving and name in {*_named(cluster)})
+    held = {
+        job_id: why
+        for job_id, job in log.active.items()
+        if not job.gpus and job.held is None and (why := refusal(wanted, job.job)) is not None
+    }
+    freed = tuple(
+        job_id
+        for job_id, job in log.active.items()
+        if job.held is not None and job.held[0] == HOLDER and refusal(wanted, job.job) is None
+    )
+    effects = (
+        *_of_nodes(leaving, wanted, log, now=file.now),
+        *(f"node {name} gets work again" for name in back),
+        *(f"job {job_id} is held until a cluster has a place for it: {why}" for job_id, why in held.items()),
+        *(f"job {job_id} is no longer held: the cluster has a place for it" for job_id in freed),
+        *_of_teams(own, wanted, log),
+        *_of_limits(wanted, log),
+    )
+    return ReloadPlan(
+        cluster, wanted if leaving else None, tuple(leaving), back, held, freed, changes, effects
+    )
+
+
+def order_reload(
+    state: Path, file: ClusterFile, *, dry_run: bool = False, by: Account | None = None
+) -> list[str]:
+    """Order that a run goes on with another cluster; durable when this returns.
+
+    Returns a line for each change and for what it leads to; no line, and no order: nothing changes.
+
+    :param dry_run: order nothing.
+    :param by: the account that orders it, if it is not this one.
+    :raises UsageError: the cluster cannot be that of the run, or there is none.
+    """
+    dirs = StateDir(state.resolve())
+    log = read_log(state)
+    if not dirs.schedule.exists():
+        raise UsageError(f"{state}: no run has begun there: pliant run takes any cluster file")
+    schedule = read_schedule(dirs.schedule)
+    profile = Profile(read_profile(dirs.profile).rows) if dirs.profile.exists() else None
+    plan = reload_plan(file, log, refusals(schedule, profile))
+    if not plan.changes and plan.leaving == log.leaving and not file.now:
+        return []
+    if not dry_run:
+        uid = by.uid if by is not None and dirs.is_shared else None
+        order = Order(
+            action="reload",
+            cluster=file.cluster,
+            source=file.source,
+            user=by.name if by else account_name(os.geteuid()),
+            uid=uid,
+            asked_s=time.time(),
+            now=file.now,
+        )
+        spool = Spool(dirs)
+        with spool.locked():
+            spool.give([order])
+    return [*plan.changes, *plan.effects]
+
+
+def refusals(schedule: Schedule, profile: Profile | None) -> Callable[[Cluster, Job], str | None]:
+    """Why the policy of a run cannot serve a job on a cluster, as on submission."""
+    policy = make_policy(schedule.policy.name, schedule.policy.parameters)
+    checks: dict[int, JobCheck] = {}
+
+    def refusal(cluster: Cluster, job: Job) -> str | None:
+        check = checks.get(id(cluster))
+        if check is None:
+            speeds = Speeds(throughput_for(profile, cluster), node_states(cluster))
+            check = checks[id(cluster)] = JobCheck(cluster, speeds, policy, schedule.demand)
+        return check.refusal(job)
+
+    return refusal
+
+
+def _in_use(own: Cluster, wanted: Cluster, log: RunLog, busy: set[str]) -> tuple[Cluster, list[str]]:
+    """The wanted cluster, with those nodes as they are that jobs hold and that change; and their names."""
+    after, before = _named(wanted), _named(own)
+    there: dict[str, list[Job]] = {name: [] for name in busy}
+    for job in log.active.values():
+        for name, _ in job.placement:
+            there.setdefault(name, []).append(job.job)
+    types = {node.gpu_type for node in after.values()}
+    leaving = [
+        name
+        for name, node in before.items()
+        if name in there and not _may_become(node, after.get(name), there[name], types)
+    ]
+    if not leaving:
+        return wanted, []
+    kept = {name: before[name] for name in leaving}
+    nodes = tuple((after | kept).values())
+    return wanted.model_copy(update={"nodes": nodes}), leaving
+
+
+def _may_become(before: Node, after: Node | None, jobs: Iterable[Job], types: set[str]) -> bool:
+    """Whether jobs that hold GPUs of a node need not notice its change."""
+    if after is None:
+        return False
+    if after.model_copy(update={"labels": before.labels, "switch": before.switch}) != before:
+        return False
+    where = (constraint_of(job, types) for job in jobs)
+    return all(constraint is None or constraint.allows(after) for constraint in where)
+
+
+def _of_nodes(leaving: Sequence[str], wanted: Cluster, log: RunLog, *, now: bool) -> Iterable[str]:
+    after = _named(wanted)
+    for name in leaving:
+        jobs = [job for job in log.active.values() if any(node == name for node, _ in job.placement)]
+        then = "changes as the file says" if name in after else "is removed"
+        who = _few([job.job.id for job in jobs]) or "what still runs there"
+        how = "leave at the next decision" if now else "may end there, and no other job starts"
+        yield f"node {name} {then} once it is empty: {who} {how}"
+    for job_id, job in log.active.items() if now else ():
+        lost_s = job.unsaved_gpu_s(time.time()) if any(name in leaving for name, _ in job.placement) else 0.0
+        if lost_s:
+            yield f"job {job_id} loses {in_gpu_hours(lost_s)}: it does not say that it can save"
+
+
+def _of_teams(own: Cluster, wanted: Cluster, log: RunLog) -> Iterable[str]:
+    if own.shares is None or wanted.shares is None:
+        return
+    moved: dict[tuple[str, str], list[str]] = {}
+    for job_id, job in log.active.items():
+        pair = own.shares.team_of(job.job), wanted.shares.team_of(job.job)
+        if pair[0] != pair[1]:
+            moved.setdefault(pair, []).append(job_id)
+    for (before, after), jobs in sorted(moved.items()):
+        yield f'{_few(jobs)} of team "{before}" count for team "{after}" from now on'
+
+
+def _of_limits(wanted: Cluster, log: RunLog) -> Iterable[str]:
+    held: dict[str, float] = {}
+    for job in log.active.values():
+        held[job.job.user] = held.get(job.job.user, 0.0) + job.held_gpus
+    for user, gpus in sorted(held.items()):
+        limit = wanted.limit_of(user)
+        if limit is not None and limit.gpus is not None and gpus > limit.gpus:
+            who = f"user {user}" if user else "jobs of no user"
+            yield f"{who}: {gpus:g} GPUs held, {limit.gpus} allowed: what runs goes on, no other job starts"
+
+
+def _few(job_ids: list[str]) -> str:
+    if len(job_ids) > _SHOWN:
+        return f"{counted(len(job_ids), 'job')} ({', '.join(job_ids[:_SHOWN])} …)"
+    return f"job{'s' if len(job_ids) > 1 else ''} {', '.join(job_ids)}" if job_ids else ""
+
+
+def _named(cluster: Cluster) -> dict[str, Node]:
+    return {node.name: node for node in cluster.expanded()}
+
+
+def _plain(cluster: Cluster) -> dict[str, Any]:
+    plain: dict[str, Any] = cluster.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return plain
