@@ -26,6 +26,9 @@ _NOT_OPTIONS: Final = re.compile(r"# *PLIANT\b:?(?= *-)|#(SBATCH|PBS|BSUB|\$)(?=
 _HEAD_BYTES: Final = 1 << 16
 _READS_WORDS: Final = re.compile(r"(ba|da|z|k)?sh|python[\d.]*")
 """Interpreters that take a script as an argument after ``-c``."""
+_OF_SHELLS: Final = frozenset({"cd", "source", ".", "export", "ulimit", "module", "conda", "if", "for"})
+"""Words that a shell reads itself."""
+_ASSIGNED: Final = re.compile(r"[A-Za-z_]\w*=")
 _ENV: Final = (["/usr/bin/env", "-S"], ["/usr/bin/env"])
 
 
@@ -60,10 +63,9 @@ class SubmittedScript:
         except FileNotFoundError:
             is_script |= path == "torchrun" or context.params.get("container") is not None
             is_script |= "/" not in path and shutil.which(path) is not None
-            if " " in path:
-                text = (
-                    f"no such file; a command of several words: pliant submit bash -- -c {shlex.quote(path)}"
-                )
+            if " " in path or (not is_script and (path in _OF_SHELLS or _ASSIGNED.match(path))):
+                line = shlex.quote(" ".join((path, *arguments)))
+                text = f"no such file; a command for a shell: pliant submit bash -- -c {line}"
                 raise BadInputError.one(path, text) from None
             return cls(path, command) if is_script else None
         except OSError:

@@ -89,7 +89,7 @@ def submit(
         int | None,
         typer.Option(
             "--gpu-memory",
-            parser=size(),
+            parser=size(least=10**6),
             metavar=SIZE_SHOWN,
             help="Script only: least memory of each GPU.",
             show_default="any",
@@ -108,7 +108,7 @@ def submit(
         int | None,
         typer.Option(
             "--memory",
-            parser=size(),
+            parser=size(least=10**6),
             metavar=SIZE_SHOWN,
             help="Script only: main memory for each GPU; with --gpus 0 in all.",
             show_default="none in particular",

@@ -20,8 +20,10 @@ Unit = Literal["s", "h"]
 
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|min|[smhdw])", re.ASCII)
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kmgtp])(i?)b", re.ASCII | re.IGNORECASE)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kmgtp])(?:(i)b?|b)", re.ASCII | re.IGNORECASE)
 _PREFIXES: Final = "kmgtp"
+_OF_SLURM: Final = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", re.ASCII)
+"""Days, hours, minutes and seconds of ``sbatch --time``."""
 _UNITS: Final[dict[Unit, str]] = {"s": "seconds", "h": "hours"}
 _OF_DAY: Final = re.compile(r"\d\d:\d\d(:\d\d)?", re.ASCII)
 
@@ -36,12 +38,15 @@ def duration_words(unit: Unit = "s") -> str:
 
 
 def read_duration(text: str, unit: Unit = "s") -> float:
-    """A length of time in ``unit``: a plain number, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``.
+    """A length of time in ``unit``: a plain number, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``; or as
+    Slurm has them ``1:30:00``, ``2-00:00:00``.
 
     :raises ValueError: it is something else, negative or infinite.
     """
     typed = text.strip().lower()
     number = _number(typed)
+    if clock := _OF_SLURM.fullmatch(typed):
+        typed = "{}d{}h{}m{}s".format(*(part or "0" for part in clock.groups()))
     if number is None and _PART.sub("", typed) == "" and typed:
         seconds = sum(float(count) * _SECONDS[name] for count, name in _PART.findall(typed))
         number = seconds / _SECONDS[unit]
@@ -51,7 +56,8 @@ def read_duration(text: str, unit: Unit = "s") -> float:
 
 
 def read_size(text: str) -> int:
-    """Bytes: a whole number, or with a unit: ``64GB`` (powers of 1000), ``64GiB`` (powers of 1024).
+    """Bytes: a whole number, or with a unit: ``64GB`` (powers of 1000), ``64GiB`` or ``64Gi`` (powers of
+    1024).
 
     :raises ValueError: it is something else.
     """

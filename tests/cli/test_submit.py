@@ -12,7 +12,7 @@ from pliant.schemas.io import write_jobs
 from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.quantities import read_ahead
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.service.submitter import active_python
+from pliant.tools.run.service.submitter import active_python, of_submitter
 from pliant.tools.run.statedir.directory import StateDir, account_name
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster, job
@@ -117,11 +117,8 @@ def test_lines_that_look_like_options_and_are_none_are_named(here: Path):
         (("-",), b"echo\n", "<stdin>: is neither jobs"),
         (("-",), b"#!/bin/sh\n# \xe9\n", "<stdin>:2: is not UTF-8"),
         (("-",), b"#!/usr/bin/perl\n", "<stdin>: a script from stdin is for sh"),
-        (
-            ("python job.sh",),
-            b"",
-            "no such file; a command of several words: pliant submit bash -- -c 'python",
-        ),
+        (("python job.sh",), b"", "a command for a shell: pliant submit bash -- -c 'python"),
+        (("A=1", "--", "./job"), b"", "a command for a shell: pliant submit bash -- -c 'A=1 ./job'"),
         (("bash", "--", "nosuch.sh"), b"", "no such script"),
         (("env", "--", "A=1", "./nosuch"), b"", "./nosuch is not there or not executable"),
     ],
@@ -157,6 +154,8 @@ def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, mon
     job = submitted(here)["train"]
     assert job.python == str(python)
     (here / "own" / "pyvenv.cfg").touch()
+    (here / "own.py").write_text(f"#!{python}\nprint()\n")
+    assert of_submitter(Job(id="a", command=("own.py",)), {}).python == str(python)
     on_path = {"PATH": f"{python.parent}:/bin"}
     assert (active_python(on_path), active_python({"PATH": "/bin"})) == (str(python), None)
     assert {"X": "y", "LC_ALL": "C", "PATH": os.environ["PATH"]}.items() <= job.env.items()

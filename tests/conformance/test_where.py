@@ -25,5 +25,27 @@ def test_jobs_that_wait_for_taken_nodes_leave_others_the_rest(policy: str) -> No
     assert all("b" in now and len(now) == 2 for now in (decided(held, at) for at in (90, 180, 240)))
 
 
+@pytest.mark.parametrize(
+    ("policy", "gpus"),
+    [("fair-share", 4), ("drf", 4), ("dorm", 4), ("elasticflow", 4), ("optimus", 4), ("fifo", 1), ("sjf", 1)],
+)
+def test_jobs_for_one_node_share_it_and_the_rest_is_for_others(policy: str, gpus: int) -> None:
+    jobs = [
+        job(name, low=1, high=8, only=("n0",) if name < "x" else None, gpu_seconds=900) for name in "abcdxy"
+    ]
+    held = opened(make_policy(policy), cluster(4, 4, 4), *jobs)
+    assert decided(held, 0) == {**dict.fromkeys("abcd", 1), **dict.fromkeys("xy", gpus)}
+
+
+def test_shares_of_a_node_follow_the_jobs_that_are_for_it() -> None:
+    held, later = opened(make_policy("fair-share"), cluster(4, 4)), []
+    for at, name in enumerate("abc"):
+        held.submit(job(name, low=1, high=8, only=("n0",), gpu_seconds=900), at)
+        later.append(list(decided(held, at).values()))
+    held.end("a", 3)
+    assert [*later, list(decided(held, 3).values())] == [[4], [2, 2], [2, 1, 1], [2, 2]]
+    assert not held.decide(99)
+
+
 def test_what_no_node_can_run_is_refused_and_nothing_else() -> None:
     assert {mistakes_of_checks(given) for given in worlds(200)} == {(0, 0)}

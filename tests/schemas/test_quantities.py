@@ -30,6 +30,7 @@ from pliant.schemas.text import (
     [
         *(("30", 30), ("30s", 30), ("5m", 300), ("5min", 300), ("2h", 7200), ("1d", 86400), ("1w", 604800)),
         *(("1.5h", 5400), ("1h30m", 5400), ("250ms", 0.25), ("1e3", 1000), (" 2H ", 7200), ("0", 0)),
+        *(("1:30:00", 5400), ("2-00:00:05", 172805)),
     ],
 )
 def test_a_time_has_units_and_a_plain_number_is_seconds(typed: str, seconds: float) -> None:
@@ -56,7 +57,7 @@ def test_no_text_is_read_as_a_negative_or_infinite_time(typed: str) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "result"),
-    [("64GB", 64 * 10**9), ("64GiB", 64 << 30), ("1.5 MiB", 3 << 19), ("64kb", 64000), ("7", 7)],
+    [("64GB", 64 * 10**9), ("64GiB", 64 << 30), ("64Gi", 64 << 30), ("1.5 MiB", 3 << 19), ("7", 7)],
 )
 def test_a_size_counts_in_thousands_or_with_an_i_in_1024s(typed: str, result: int) -> None:
     assert read_size(typed) == result

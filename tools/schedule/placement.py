@@ -93,7 +93,7 @@ class FreeGpus:
             if node.up:
                 self._set(node, self._free[node.index] + count)
 
-    def hide(self, indices: Iterable[int]) -> NodeGpus:
+    def _hide(self, indices: Iterable[int]) -> NodeGpus:
         """Take all free GPUs of some nodes; ``give`` them back."""
         hidden = tuple(
             [(self.nodes[index].name, self._free[index]) for index in indices if self._free[index]]
@@ -137,6 +137,7 @@ class FreeGpus:
         *,
         per_replica: int = 1,
         stays: bool = False,
+        barred: Sequence[int] = (),
     ) -> NodeGpus | None:
         """A placement for ``gpus`` GPUs on the first type that has them; None if none has.
 
@@ -145,7 +146,17 @@ class FreeGpus:
 
         :param per_replica: GPUs that are on one node, if a node of the type has as many.
         :param stays: the place around ``keep`` wins wherever there is one.
+        :param barred: nodes that it may not be on, by index.
         """
+        if barred:
+            types = list(gpu_types)
+            flat = self._topology.is_flat
+            if flat and not keep and (place := self._on_one_open_node(gpus, types, barred)):
+                return place
+            hidden = self._hide(barred)
+            place = self.choose(gpus, types, keep, per_replica=per_replica, stays=stays)
+            self.give(hidden)
+            return place
         for gpu_type in gpu_types:
             each = 1 if per_replica == 1 else self.on_one_node(per_replica, gpu_type)
             if self._usable(gpu_type, each) >= gpus:
@@ -158,6 +169,20 @@ class FreeGpus:
                 if kept and (stays or self._spread(kept) <= self._spread(fresh)):
                     fresh = kept
                 return places.named(sorted(fresh) if len(fresh) > 1 else fresh)
+        return None
+
+    def _on_one_open_node(
+        self, gpus: int, gpu_types: Iterable[str], barred: Sequence[int]
+    ) -> NodeGpus | None:
+        """As :meth:`choose`, where one node of the first type with that many GPUs holds them; else None.
+
+        Hiding most nodes of a large cluster takes ten times as long.
+        """
+        for gpu_type in gpu_types:
+            shelf = self._topology.types.get(gpu_type)
+            if shelf is not None and shelf.total >= gpus:
+                index = shelf.first(gpus, barred)
+                return None if index is None else self._places.named([(index, gpus)])
         return None
 
     def on_one_node(self, per_replica: int, gpu_type: str) -> int:
@@ -524,6 +549,12 @@ class _Shelf:
             if buckets[free]:
                 return free
         return None
+
+    def first(self, gpus: int, barred: Sequence[int]) -> int | None:
+        """The fullest node that holds ``gpus`` GPUs and is none of these; None if there is none."""
+        return next(
+            (index for bucket in self._buckets[gpus:] for index in bucket if index not in barred), None
+        )
 
     def has(self, free: int) -> bool:
         """Whether a node has just that many GPUs free."""

@@ -83,6 +83,7 @@ class Speeds:
         for node in nodes:
             self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
             self._total[node.gpu_type] = self._total.get(node.gpu_type, 0) + node.gpus
+        self._totals: dict[tuple[str, ...], Mapping[str, int]] = {}
         self._first_type = next(iter(self._total), "")
         self._domains = {node.name: node.domains for node in nodes if node.domains}
         self._largest = _largest_domains(nodes)
@@ -107,7 +108,8 @@ class Speeds:
         if constraint is None:
             return None
         if constraint not in self._allowed:
-            whole = (replace(node, gpus=node.made_gpus) for node in self.nodes if node.made_gpus)
+            made = (node for node in self.nodes if node.made_gpus)
+            whole = (node if node.gpus else replace(node, gpus=node.made_gpus) for node in made)
             allowed = (node.gpu_type for node in whole if constraint.allows(node))
             self._allowed[constraint] = tuple(dict.fromkeys(allowed))
         return self._allowed[constraint]
@@ -399,9 +401,7 @@ class Speeds:
         """
         if len(self._total) == 1:
             return rate_on(next(iter(self._total)))
-        own = self._total
-        if job.types is not None:
-            own = {kind: count for kind, count in own.items() if kind in job.types}
+        own = self._total if job.types is None else self._total_of(job.types)
         roomy = {kind: count for kind, count in own.items() if count >= gpus} or own
         weight = weighted = 0.0
         for gpu_type, count in roomy.items():
@@ -409,6 +409,12 @@ class Speeds:
                 weight += count
                 weighted += count * rate
         return weighted / weight if weight else 0.0
+
+    def _total_of(self, types: tuple[str, ...]) -> Mapping[str, int]:
+        """GPUs of the whole cluster by type, of these types."""
+        if types not in self._totals:
+            self._totals[types] = {kind: count for kind, count in self._total.items() if kind in types}
+        return self._totals[types]
 
 
 class _UsefulSizes:

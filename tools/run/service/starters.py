@@ -83,6 +83,9 @@ def settled(job: Job) -> tuple[Job, str]:
     if not job.command or job.elastic != "none":
         return job, ""
     if job.launcher is not None:
+        with suppress(OSError):
+            if job.launcher == "python" and (program := _program(job)) is not None:
+                return _with(job, "program", program.command), program.why
         return job, "as the job states"
     if job.names_torchrun:
         return job, 'it begins with "torchrun"'

@@ -21,6 +21,7 @@ from pliant.tools.run.backends.contain import OF_HOST
 from pliant.tools.run.statedir.output_paths import output_file
 
 ALL: Final = "all"
+_LONGEST_LINE: Final = 4096
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -127,7 +128,7 @@ def of_submitter(job: Job, here: Mapping[str, str]) -> Job:
         if _passes(name, value) and name not in unseen
     }
     changed: dict[str, object] = {"env": {**small, **job.env}}
-    if job.own_python is None and job.command and (python := active_python(here)) is not None:
+    if job.own_python is None and job.command and (python := _shebang_python(job) or active_python(here)):
         changed["python"] = python
     changed_job = job.model_copy(update=changed)
     changed_job.model_fields_set.update(changed)
@@ -143,6 +144,25 @@ def active_python(here: Mapping[str, str]) -> str | None:
         if os.access(python, os.X_OK):
             return str(python)
     first = Path(shutil.which("python", path=here.get("PATH", "")) or os.devnull)
-    environment = first.parent.parent
+    return _of_environment(first)
+
+
+def _of_environment(python: Path) -> str | None:
+    """A Python of a virtual or conda environment other than the one that runs this process, as a path."""
+    environment = python.parent.parent
     marked = (environment / "pyvenv.cfg").is_file() or (environment / "conda-meta").is_dir()
-    return os.path.abspath(first) if marked and environment != Path(sys.prefix) else None
+    return os.path.abspath(python) if marked and environment != Path(sys.prefix) else None
+
+
+def _shebang_python(job: Job) -> str | None:
+    """The environment's Python that the first line of a job's Python script names by its path."""
+    if job.elastic != "none" or job.container is not None:
+        return None
+    try:
+        with Path(job.workdir or ".", job.script[0]).open("rb") as file:
+            line = os.fsdecode(file.readline(_LONGEST_LINE))
+    except OSError:
+        return None
+    python = line.removeprefix("#!").strip()
+    is_named = line.startswith("#!/") and "python" in Path(python).name and os.access(python, os.X_OK)
+    return _of_environment(Path(python)) if is_named else None

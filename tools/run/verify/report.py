@@ -79,14 +79,14 @@ _LOOKS: Final = {
             "the loss of the first step differs already, from equal weights: it is no mean over the samples "
             "of its batch, or what is logged is another number"
         ),
-        "what-is-yours-and-what-the-plan-changes",
+        "what-the-plan-changes",
     ),
     "gradients": (
         (
             "weights differ without a change, most in {0}: gradients that are changed before the "
             "batch is whole, a loss that is no mean over samples, or a decision by one worker's loss"
         ),
-        "what-is-yours-and-what-the-plan-changes",
+        "what-the-plan-changes",
     ),
     "rates": ("a learning rate that is set by micro-steps, or by worker", "accumulation-and-no_sync"),
     "apart": (

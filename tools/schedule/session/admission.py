@@ -88,7 +88,7 @@ class Admission(SessionPart[HiddenJobs]):
 
     def arrive(self, job: JobState, time_s: float) -> None:
         """The policy sees a new job only once it waits for no other one and the limits have room for it."""
-        wait = wait_of(job.spec, self._book.outcome) if job.spec.after else None
+        wait = wait_of(job.spec, self._book.outcome, self._book.array_of) if job.spec.after else None
         array = job.spec.array
         if wait is not None:
             self.state.awaiting[job.id] = wait.words

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.policies.common import equal_shares
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.admission import Admission
 from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition
@@ -15,6 +17,7 @@ from pliant.tools.schedule.session.assignment import (
     Demands,
     NoPlaceError,
     PlacementTakenError,
+    RoomShare,
     assign,
     changes_gpus,
     differs,
@@ -98,9 +101,11 @@ class Assigner:
     ) -> list[Transition]:
         """:param freed: what the jobs that stop have given back already."""
         jobs = self._jobs
+        turns: Iterable[tuple[str, Target]] = targets.items()
+        if len(targets) > 1 and any(jobs[job_id].barred for job_id in targets):
+            turns = sorted(turns, key=lambda item: -len(jobs[item[0]].barred))
         places = {
-            job_id: self._place_of(jobs[job_id], target) if target.gpus else ()
-            for job_id, target in targets.items()
+            job_id: self._place_of(jobs[job_id], target) if target.gpus else () for job_id, target in turns
         }
         if None in places.values():
             self._check_unplaced(places, time_s, freed)
@@ -250,12 +255,15 @@ class Assigner:
             return False
         return not [job_id for job_id, target in targets.items() if jobs[job_id].gpus != target.gpus]
 
-    def without_place(self, unplaced: Sequence[str], decision: Decision) -> dict[str, None]:
-        """These jobs, and others that wait and for which the nodes that they may run on have too few left."""
+    def without_place(self, unplaced: NoPlaceError, decision: Decision) -> dict[str, None]:
+        """Jobs without a place or a share, and others that wait for nodes with too few GPUs left."""
         free, nodes = self._cluster.free, self._cluster.nodes
         total, rigid = sum(free.by_type.values()), self._policy.traits.elasticity == "none"
         left: dict[int, int] = {}
-        without = dict.fromkeys(unplaced)
+        without = dict.fromkeys(unplaced.job_ids)
+        without |= dict.fromkeys(job_id for job_id, share in unplaced.shares.items() if not share.gpus)
+        if unplaced.shares:
+            return without
         for job_id, job in self._admission.visible_jobs.items():
             if not job.barred or job.gpus or job_id in decision.targets:
                 continue
@@ -265,6 +273,51 @@ class Assigner:
             if left[where] < (job.requested if rigid else job.min_gpus):
                 without[job_id] = None
         return without
+
+    def room_shares(self, decision: Decision) -> dict[str, RoomShare]:
+        """Equal parts of nodes for elastic jobs that may run on those alone and get more than they have.
+
+        Jobs that may run on the same nodes share them within what the decision gives each; those that run
+        keep at least their minimum, and later ones whose minimum is too much get nothing.
+        """
+        jobs, targets, shares = self._admission.visible_jobs, decision.targets, dict[str, RoomShare]()
+        crowded: dict[int, JobState] = {}
+        sharing: dict[tuple[int, str | None], dict[JobState, int]] = {}
+        for job_id, (gpus, gpu_type, _, _, _, beside) in targets.items():
+            job = jobs[job_id]
+            if gpus and job.barred and job.is_elastic and beside is None:
+                sharing.setdefault((id(job.barred), gpu_type), {})[job] = gpus
+                if gpus > job.gpus:
+                    crowded[id(job.barred)] = job
+        if not crowded:
+            return shares
+        places = [place for job_id in targets if (place := jobs[job_id].placement)]
+        for job in jobs.values():
+            if job.gpus and id(job.barred) in crowded and job.is_elastic and job.id not in targets:
+                sharing.setdefault((id(job.barred), job.gpu_type), {})[job] = job.gpus
+                places.append(job.placement)
+        room = self._room_with(places)
+        for (where, kind), wanted in sharing.items():
+            if where not in crowded:
+                continue
+            kinds = [each for each in room if kind in (None, each) and crowded[where].may_use(each)]
+            closed = [self._cluster.nodes[index] for index in crowded[where].barred]
+            left = sum(sum(room[each].values()) for each in kinds)
+            left -= sum(room[node.gpu_type][node.name] for node in closed if node.gpu_type in kinds)
+            if sum(wanted.values()) > left:
+                parts = _parts(wanted, left)
+                shares |= {job_id: RoomShare(gpus, kind) for job_id, gpus in parts.items()}
+        return shares
+
+    def _room_with(self, places: Iterable[NodeGpus]) -> dict[str, dict[str, int]]:
+        """GPUs by type and node that are free or belong to these places."""
+        free = self._cluster.free
+        room: dict[str, dict[str, int]] = {kind: {} for kind in free.by_type}
+        for node in self._cluster.nodes:
+            room[node.gpu_type][node.name] = free.free_on(node.name)
+        for name, count in chain.from_iterable(places):
+            room[free.node(name).gpu_type][name] += count
+        return room
 
     # Jobs without GPUs.
 
@@ -303,6 +356,19 @@ class Assigner:
             least = job.requested if rigid else job.min_gpus
             if any(count >= least and job.may_use(kind) for kind, count in by_type.items()):
                 yield job, least
+
+
+def _parts(wanted: Mapping[JobState, int], room: int) -> dict[str, int]:
+    """Max-min fair parts of what each wants; nothing for those whose minimum is more than is left."""
+    left, limits = room, dict[JobState, tuple[int, int]]()
+    for job in sorted(wanted, key=lambda job: not job.gpus):
+        low = job.gpus if job.is_pinned and job.gpus else min(job.min_gpus, wanted[job])
+        if low <= left:
+            left -= low
+            limits[job] = low, max(low, wanted[job])
+    fair = equal_shares(room, list(limits.values()), [job.spec.gpus for job in limits])
+    parts = dict(zip(limits, fair, strict=True))
+    return {job.id: parts.get(job, 0) for job in wanted}
 
 
 def frees_first(transition: Transition) -> int:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from pliant.schemas.checks import MANY, Amounts, Capacities, fitting, servers_for
 from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
@@ -26,6 +26,19 @@ _NO_PLACE: Final[NodeGpus] = ()
 _NOTHING: Final = Target(0)
 
 
+class RoomShare(NamedTuple):
+    """The most GPUs of a type that a job can have where others may run on the same nodes only."""
+
+    gpus: int
+    gpu_type: str | None
+    """None: of any type."""
+
+    def of(self, room: Mapping[str, int]) -> dict[str, int]:
+        """What a job then has room for, by GPU type."""
+        kinds = room if self.gpu_type is None else (self.gpu_type,)
+        return {kind: min(most, self.gpus) if kind in kinds else most for kind, most in room.items()}
+
+
 class PlacementTakenError(Exception):
     """A placement that a policy named is not free, even after all moves."""
 
@@ -36,11 +49,12 @@ class PlacementTakenError(Exception):
 
 
 class NoPlaceError(Exception):
-    """Jobs that wait have no place, even after all moves."""
+    """Jobs that wait have no place, even after all moves, or too little room for what they are to have."""
 
-    def __init__(self, job_ids: Sequence[str]) -> None:
+    def __init__(self, job_ids: Sequence[str], shares: Mapping[str, RoomShare] | None = None) -> None:
         super().__init__(*job_ids)
         self.job_ids = job_ids
+        self.shares: Mapping[str, RoomShare] = shares or {}
         self.rejected: Sequence[Transition] = ()
 
 
@@ -153,10 +167,7 @@ def start(
     """
     gpus, gpu_type, batch, _, _, _ = target
     types = _types_fastest_first(job, gpus, speeds) if gpu_type is None else (gpu_type,)
-    hidden = free.hide(job.barred) if job.barred else ()
-    place = free.choose(gpus, types, per_replica=job.per_replica)
-    if hidden:
-        free.give(hidden)
+    place = free.choose(gpus, types, per_replica=job.per_replica, barred=job.barred)
     if place is None:
         return None
     may_be_cut = sizes_jobs and may_get_fewer(job, target)
@@ -262,16 +273,18 @@ def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -
         free.take(placement)
 
 
-def _turn(job: JobState, target: Target) -> tuple[int, int]:
+def _turn(job: JobState, target: Target) -> tuple[int, int, int]:
     """Named places first, then jobs that shrink or change type, jobs that start or grow, jobs that share.
 
-    Large replicas come before small ones, which fit what those leave.
+    Jobs that may not run on some nodes come before those that may run anywhere, and large replicas before
+    small ones, which fit what those leave.
     """
     if target.beside is not None:
-        return 3, 0
+        return 3, 0, 0
     if target.placement is not None or target.gpus == 0:
-        return 0, 0
-    return (1 if target.gpus <= job.gpus else 2), -job.per_replica
+        return 0, 0, 0
+    shrinks = target.gpus <= job.gpus or job.barred
+    return (1 if shrinks else 2), -len(job.barred), -job.per_replica
 
 
 def _beside(
@@ -367,11 +380,8 @@ def _choose(job: JobState, target: Target, world: _World) -> NodeGpus | None:
     if target.gpu_type is None:
         types = _types_fastest_first(job, target.gpus, world.speeds)
     stays = bool(world.cut) and world.stays(job, target)
-    hidden = free.hide(job.barred) if job.barred else ()
-    place = free.choose(target.gpus, types, keep=job.placement, per_replica=job.per_replica, stays=stays)
-    if hidden:
-        free.give(hidden)
-    return place
+    each, own = job.per_replica, job.placement
+    return free.choose(target.gpus, types, keep=own, per_replica=each, stays=stays, barred=job.barred)
 
 
 def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> Sequence[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,6 +54,13 @@ class JobBook(SessionPart[BookState]):
     def outcome(self, job_id: str) -> End | None:
         """How a job has ended. Returns None if it has not, or is to come."""
         return self.state.outcomes.get(job_id, "finished") if job_id in self.ended else None
+
+    def array_of(self, job_id: str) -> str | None:
+        """The array of a job. Returns None if it is of none, or no longer known."""
+        with suppress(LookupError):
+            array = (self.active.get(job_id) or self.ended[job_id]).spec.array
+            return None if array is None else array.name
+        return None
 
     def alike(self, job: Job) -> JobState | None:
         """An earlier job of the same form, which waited for nothing."""

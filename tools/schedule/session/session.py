@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.cluster import Cluster, Preemptible
@@ -22,7 +23,7 @@ from pliant.tools.schedule.session.admission import Admission, first_holder
 from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition, in_net
 from pliant.tools.schedule.session.allocator import Allocator
 from pliant.tools.schedule.session.assigner import Assigner, frees_first
-from pliant.tools.schedule.session.assignment import NoPlaceError
+from pliant.tools.schedule.session.assignment import NoPlaceError, RoomShare
 from pliant.tools.schedule.session.book import JobBook
 from pliant.tools.schedule.session.changes import SessionChanges
 from pliant.tools.schedule.session.cluster import ClusterNodes
@@ -384,7 +385,7 @@ class Session:
             return freed
         host.rules.check(decision, seen.jobs, self.cluster.free.by_type, self.cluster.up_gpus)
         try:
-            done = self._apply(decision, time_s)
+            done = self._apply(decision, time_s, shares=self._resizes)
         except NoPlaceError as error:
             done = self._decide_without(error, decision, time_s)
         if decided.outlasts_ends:
@@ -396,13 +397,20 @@ class Session:
             decided.due_s = math.nextafter(time_s, math.inf)  # their user's limit has room now
         return done
 
-    def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
-        if (changed := self.assigner.change_plainly(decision, time_s)) is not None:
+    def _apply(self, decision: Decision, time_s: float, *, shares: bool = False) -> list[Transition]:
+        """:param shares: jobs that get more than the only nodes that they may run on have, are to share them.
+        :raises NoPlaceError: there is no room for some of it; all rejections were carried out.
+        """
+        crowded = NoPlaceError((), self.assigner.room_shares(decision) if shares else {})
+        if not crowded.shares and (changed := self.assigner.change_plainly(decision, time_s)) is not None:
             return changed
         transitions = []
         for job_id, reason in decision.rejected.items():
             before = self.jobs[job_id].placement
             transitions.append(Transition(self.end(job_id, time_s, "rejected"), "reject", before, reason))
+        if crowded.shares:
+            crowded.rejected = transitions
+            raise crowded
         try:
             transitions += self.assigner.change(decision, time_s)
         except NoPlaceError as error:
@@ -416,10 +424,11 @@ class Session:
     def _decide_without(
         self, unplaced: NoPlaceError | None, decision: Decision, time_s: float
     ) -> list[Transition]:
-        """Ask what else to do where waiting jobs find no place on the only nodes that they may run on.
+        """Ask what else to do where jobs find too little room on the only nodes that they may run on.
 
-        Nothing stops for them, and GPUs that they cannot use are for others. A copy of the policy answers:
-        the policy itself goes on to see these jobs, and knows the same after a restart.
+        Elastic ones share it: each counts as one that has no room for more. Nothing stops for others, and
+        GPUs that they cannot use are for the rest. A copy of the policy answers: the policy itself goes on
+        to see these jobs as they are, and knows the same after a restart.
 
         Among many jobs that takes long, so it is done ever so often, and in between jobs start beside those
         that run, as far as the decision allows.
@@ -433,20 +442,27 @@ class Session:
         decided.retry_s = time_s + len(self.in_play) * _PAUSE_S
         asked, named = host.copied([*self.jobs.values(), self.usage]), dict.fromkeys(decision.targets)
         done, notified, without = list[Transition](), 0, set[str]()
+        shares = dict[str, RoomShare]()
         while unplaced is not None:
             done += unplaced.rejected
-            jobs, new = self.in_play, self.assigner.without_place(unplaced.job_ids, decision)
+            jobs, new = self.in_play, self.assigner.without_place(unplaced, decision)
             without.update(new)
+            more, shares = not unplaced.shares.keys() <= shares.keys(), {**shares, **unplaced.shares}
             left = {job_id: job for job_id, job in jobs.items() if job_id not in without}
+            resized = [left[job_id] for job_id in unplaced.shares if job_id in left]
             changes = [*log.entries[notified:], *(Change(time_s, "cancelled", jobs[each]) for each in new)]
+            changes += [Change(time_s, kind, job) for job in resized for kind in ("cancelled", "arrived")]
             changes += [Change(time_s, "lost", left[job_id]) for job_id in decision.targets if job_id in left]
             notified = len(log.entries)
             try:
                 seen = host.snapshot(time_s)._replace(jobs=left, changes=changes)
-                decision = host.decide(seen, asked)
-                host.rules.check(decision, left, self.cluster.free.by_type, self.cluster.up_gpus)
+                with _limited(jobs, shares):
+                    decision = host.decide(seen, asked)
+                    host.rules.check(decision, left, self.cluster.free.by_type, self.cluster.up_gpus)
+                for job_id in shares:
+                    decision.rejected.pop(job_id, None)
                 named.update(dict.fromkeys(decision.targets))
-                done, unplaced = [*done, *self._apply(decision, time_s)], None
+                done, unplaced = [*done, *self._apply(decision, time_s, shares=more)], None
             except NoPlaceError as error:
                 unplaced = error
             except PolicyError:
@@ -470,7 +486,7 @@ class Session:
         done = list[Transition]()
         while unplaced is not None:
             done += unplaced.rejected
-            for job_id in unplaced.job_ids:
+            for job_id in (*unplaced.job_ids, *unplaced.shares):
                 plain.pop(job_id, None)
             left, targets = sum(self.cluster.free.by_type.values()), {}
             for job_id, target in plain.items():
@@ -485,6 +501,11 @@ class Session:
             self.decided.refuse(self.jobs[job_id], time_s)
         return done
 
+    @property
+    def _resizes(self) -> bool:
+        """Whether the policy may give jobs another number of GPUs than they request."""
+        return self.policy.traits.elasticity != "none"
+
     # Jobs give up GPUs before it is asked.
 
     @property
@@ -497,7 +518,7 @@ class Session:
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
         as lost.
         """
-        evictions = self.maintenance.evictions(elastic=self.policy.traits.elasticity != "none")
+        evictions = self.maintenance.evictions(elastic=self._resizes)
         left = self.set_allocations(evictions, time_s) if evictions else []
         if not self._separated:
             left += self.set_allocations(self._borrowers(), time_s)
@@ -535,3 +556,17 @@ class Session:
         of another version, or newer than this session.
         """
         return self.policy_host.restore_state(saved, ChainMap(self.jobs, self.book.ended))
+
+
+@contextmanager
+def _limited(jobs: Mapping[str, JobState], shares: Mapping[str, RoomShare]) -> Iterator[None]:
+    """These jobs have room for their shares and no more meanwhile."""
+    limited = [(job, share) for job_id, share in shares.items() if (job := jobs.get(job_id)) is not None]
+    before = [(job, job.room, job.room_now, job.kind) for job, _ in limited]
+    for job, share in limited:
+        job.room, job.room_now, job.kind = share.of(job.room or {}), share.of(job.room_now or {}), None
+    try:
+        yield
+    finally:
+        for job, room, room_now, kind in before:
+            job.room, job.room_now, job.kind = room, room_now, kind

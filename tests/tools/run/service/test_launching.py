@@ -173,6 +173,8 @@ def test_what_starts_a_command(folder: Path, command: str, launcher: str | None,
     alone = settled(asked.model_copy(update={"gpus": Gpus(requested=1)}))[0]
     assert alone.launcher == ("program" if launcher == "program" else None)
     assert settled(found)[0] == found, "once is enough"
+    if launcher == "program":  # also with --no-torchrun
+        assert settled(asked.model_copy(update={"launcher": "python"}))[0] == found
 
 
 def test_a_python_of_its_own_has_to_start_workers(folder: Path) -> None:

@@ -337,6 +337,13 @@ def test_jobs_after_a_failed_one_and_arrays_with_a_limit() -> None:
         "c": "was to start after job b, which was cancelled",
     }
     assert list(held.in_play) == ["d"]
+    # A clean-up after an array waits for the end of all, and for one failure.
+    after = dict.fromkeys(("s-0", "s-1"), "failed")
+    held = opened(cluster(8), member(0), member(1), job("z", after=after))
+    held.end("s-0", 1.0)
+    assert explanations(held, 1.0)["z"].reason == "waits for array s to end"
+    held.end("s-1", 2.0, "failed")
+    assert list(held.in_play) == ["z"]
     # Nor one after a job that is too large.
     jobs = [job("a", gpus=9), job("b", gpu_seconds=1, after={"a": "ok"}), job("c", gpu_seconds=1)]
     schedule = decide(jobs, cluster(8), None, Question("fifo"))

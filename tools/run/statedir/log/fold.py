@@ -831,7 +831,14 @@ _ENDS: Final[dict[JobPhase, End]] = {end: end for end in get_args(End)}
 
 def awaited(job: Job, log: RunLog) -> Wait | None:
     """What an active job waits for. Returns None if it waits for no other job."""
-    return wait_of(job, lambda other: _outcome(other, log)) if job.after else None
+    if not job.after:
+        return None
+    return wait_of(job, lambda other: _outcome(other, log), lambda other: _array_of(other, log))
+
+
+def _array_of(job_id: str, log: RunLog) -> str | None:
+    found = log.jobs.get(job_id)
+    return None if found is None or found.job.array is None else found.job.array.name
 
 
 def unsatisfiable_jobs(log: RunLog) -> dict[str, str]:
