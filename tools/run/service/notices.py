@@ -133,7 +133,9 @@ class _Courier(threading.Thread):
             return
         self._place = min(self._place, self._dirs.events.stat().st_size)  # it may have been repaired
         with self._dirs.events.open("rb") as file:
-            file.seek(self._place)
+            if self._place:  # within a line, if the log was repaired since: the rest of it is left out
+                file.seek(self._place - 1)
+                file.readline()
             while (line := file.readline()).endswith(b"\n"):
                 notice = None if line.startswith(b'{"schema"') else notice_of(from_json(line), self._target)
                 if notice is not None:

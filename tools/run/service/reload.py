@@ -25,9 +25,9 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import counted, in_gpu_hours
-from pliant.tools.run.statedir.directory import Account, StateDir, account_name
+from pliant.tools.run.statedir.directory import ROOT, Account, StateDir, account_name
 from pliant.tools.run.statedir.kept_inputs import cluster_changes
-from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.fold import LEAVES, RunLog
 from pliant.tools.run.statedir.requests import Order, Spool
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.demand import JobCheck
@@ -39,6 +39,8 @@ HOLDER: Final = "pliant reload"
 """Holder of jobs for which a new cluster has no place; a later one releases them."""
 _FIXED: Final = ("backend", "slots")
 """Fields that cannot change while a run goes on."""
+_OF_ROOT: Final = ("notify", "slurm", "isolation")
+"""Fields that name commands and files of the run's account, or free jobs from limits: no operator sets them."""
 _SHOWN: Final = 3
 """Jobs that a line names."""
 
@@ -120,7 +122,8 @@ def reload_plan(
             raise UsageError(f"{file.source}: {text}: begin another state directory")
     cluster, leaving = _in_use(log.info.cluster, wanted, log, {*busy})
     changes = tuple(cluster_changes(own, wanted, file.source, file.text))
-    back = tuple(name for name in log.leaving if name not in leaving and name in {*_named(cluster)})
+    by_hand = {name for name, drain in log.drained.items() if drain.reason != LEAVES}
+    back = tuple(name for name in log.leaving if name in {*_named(cluster)} - {*leaving} - by_hand)
     held = {
         job_id: why
         for job_id, job in log.active.items()
@@ -153,7 +156,7 @@ def order_reload(
 
     :param dry_run: order nothing.
     :param by: the account that orders it, if it is not this one.
-    :raises UsageError: the cluster cannot be that of the run, or there is none.
+    :raises UsageError: the cluster cannot be that of the run, there is none, or only root may change it so.
     """
     dirs = StateDir(state.resolve())
     log = read_log(state)
@@ -162,6 +165,10 @@ def order_reload(
     schedule = read_schedule(dirs.schedule)
     profile = Profile(read_profile(dirs.profile).rows) if dirs.profile.exists() else None
     plan = reload_plan(file, log, refusals(schedule, profile))
+    own = log.wanted or (schedule.cluster if log.info is None else log.info.cluster)
+    for name in _OF_ROOT if by is not None and by.uid != ROOT else ():
+        if getattr(own, name) != getattr(file.cluster, name):
+            raise UsageError(f"{file.source}: /{name}: differs from the run's, and only root changes it")
     if not plan.changes and plan.leaving == log.leaving and not file.now:
         return []
     if not dry_run:

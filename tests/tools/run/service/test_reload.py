@@ -11,8 +11,10 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_cluster
-from pliant.tools.run.service.reload import HOLDER
+from pliant.tools.run.service.reload import HOLDER, ClusterFile, order_reload
 from pliant.tools.run.service.run import Interrupts
+from pliant.tools.run.service.submit import order_nodes
+from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.state import read_log
 from tests.tools.run.simulated.world import World
 
@@ -119,6 +121,23 @@ def test_a_node_back_before_it_is_empty_gets_work_again(world: World) -> None:
     world.turn()
     assert has(world, nodes(N0, N1))
     assert read_log(world.dirs.path).drained == {}
+
+
+def test_a_node_that_an_operator_drained_stays_drained(world: World) -> None:
+    order_nodes(world.dirs.path, "drain", ["n1"], reason="fan")
+    for changed in (nodes(N0), nodes(N0, N1)):
+        world.go_on_with(changed)
+        world.turn()
+        assert read_log(world.dirs.path).drained["n1"].reason == "fan"
+    world.check_agreement()
+
+
+@pytest.mark.parametrize("more", [{"notify": ({"command": ("x",)},)}, {"isolation": False}])
+def test_only_root_changes_what_a_run_of_root_executes(world: World, more: dict[str, Any]) -> None:
+    file = ClusterFile(nodes(N0, N1, **more), "c.json")
+    with pytest.raises(UsageError, match=f"c.json: /{min(more)}: .*only root changes it"):
+        order_reload(world.dirs.path, file, by=Account(1001, "ops"))
+    assert order_reload(world.dirs.path, file, dry_run=True, by=Account(0, "root"))
 
 
 def test_what_cannot_change_is_refused_and_not_ordered(world: World) -> None:
