@@ -246,6 +246,8 @@ class PreparedRun:
         self, file: ClusterFile, log: RunLog, loop: Loop, open_backend: OpenBackend
     ) -> tuple[ReloadPlan, Cluster, Sequence[NodeInfo]]:
         """:raises PliantError: the run cannot have that cluster."""
+        if not hasattr(loop.executor.backend, "change_cluster"):  # a plug-in of an earlier version
+            raise UsageError(f"{file.source}: the backend of this run takes no other cluster while it runs")
         plan = reload_plan(
             file, log, refusals(loop.schedule, _profile(loop.schedule)), loop.executor.busy_nodes
         )

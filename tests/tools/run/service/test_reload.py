@@ -145,6 +145,16 @@ def test_what_cannot_change_is_refused_and_not_ordered(world: World) -> None:
         world.go_on_with(Cluster.model_validate({"nodes": (N0, N1)}))
 
 
+def test_a_backend_that_keeps_its_nodes_keeps_the_cluster(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert world.loop is not None
+    monkeypatch.delattr(type(world.loop.executor.backend), "change_cluster")
+    world.go_on_with(nodes(N0, N1, cooldown_seconds=9))
+    world.turn()
+    assert has(world, nodes(N0, N1))
+
+
 @pytest.mark.parametrize("calls", range(1, 24, 2))
 def test_a_loop_that_is_killed_has_one_cluster_or_the_other(world: World, calls: int) -> None:
     before, after = nodes(N0, N1), nodes(N0, N1, {"name": "n2", "gpus": 2}, min_run_seconds=1)
