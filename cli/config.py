@@ -49,6 +49,11 @@ class Config:
             if name in self.origins:
                 yield f"{name}: {shown[name]} ({self.origins[name]})"
 
+    def names_cluster_of(self, state: Path) -> bool:
+        """Whether one file names this state directory and its cluster."""
+        same = self.state is not None and Path(self.state).resolve() == state.resolve()
+        return same and self.origins["state"] == self.origins.get("cluster")
+
     def policy_of(self, given: str | None, parameters: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         """The policy that is named, with its parameters, else that of pliant.toml with the further ones.
 
@@ -89,6 +94,21 @@ def state_directory(given: Path | None) -> Path:
     if path is None:
         raise UsageError(f"name the state directory: --state DIR, {STATE_VARIABLE}, or state in {FILE}")
     return Path(path)
+
+
+def changed_cluster(state: Path) -> str | None:
+    """The cluster file of the configuration if the run of a directory has another cluster."""
+    from pliant.schemas.errors import PliantError
+    from pliant.schemas.io import read_cluster
+    from pliant.tools.run.statedir.directory import StateDir
+    from pliant.tools.run.statedir.kept_inputs import cluster_changes
+
+    named, kept = configuration().cluster, StateDir(state).cluster
+    try:
+        own = None if named is None or not kept.exists() else read_cluster(kept)
+        return named if own and named and cluster_changes(own, read_cluster(named), named) else None
+    except PliantError:  # of another account, or wrong: the error at hand says enough
+        return None
 
 
 def _nearest(folder: Path) -> Path | None:

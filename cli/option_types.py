@@ -142,9 +142,12 @@ def out_or_file(text: str, output: str, paint: Callable[[str], str] = str) -> No
     """Write the product to stdout or to a file.
 
     :param paint: see :func:`out_text`.
+    :raises UsageError: the file has the name of a form, as if that was meant.
     """
     from pliant.schemas.file_io.files import write_bytes
 
+    if output in Form.__members__:
+        raise UsageError(f"-o names a file, and -f {output} chooses the form; for that file: -o ./{output}")
     if output == "-":
         out_text(text, paint)
     else:

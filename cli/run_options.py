@@ -24,7 +24,7 @@ from pliant.cli.common import (
     policy_parameters,
     print_assumptions,
 )
-from pliant.cli.config import STATE_HELP, configuration
+from pliant.cli.config import STATE_HELP, changed_cluster, configuration
 from pliant.cli.console import note, out_text
 from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.schemas.errors import UsageError
@@ -238,8 +238,13 @@ class RunArguments:
             else:
                 _refuse_to_follow_without_policy(state)
         cluster = self.cluster
-        if cluster is None and (self.follow if not begins else policy is not None):
+        if cluster is None and begins and policy is not None:
             cluster = config.cluster
+        elif cluster is None and self.follow and state is not None and not begins:
+            if config.names_cluster_of(state):
+                cluster = config.cluster
+            elif (other := changed_cluster(state)) is not None:
+                note(f"the run keeps its own cluster, not {other}: pliant reload {other} --state {state}")
         options = RunOptions(
             state=state or free_state_name(Path()),
             schedule=self.schedule,

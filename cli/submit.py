@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from pliant.cli.config import STATE_HELP, configuration, state_directory
+from pliant.cli.config import STATE_HELP, changed_cluster, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
 from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size, where_of
 from pliant.cli.script import SubmittedScript, stated_in
@@ -451,26 +451,11 @@ def _none_submitted(count: int, state: Path) -> Iterator[None]:
     try:
         yield
     except BadInputError:
-        if (named := _changed_cluster(state)) is not None:
+        if (named := changed_cluster(state)) is not None:
             note(f"{named} has changed, and the run does not know yet: pliant reload, then submit again")
         if count > 1:
             note(f"none of the {count} jobs was submitted:")
         raise
-
-
-def _changed_cluster(state: Path) -> str | None:
-    """The cluster file of the configuration if the run of a directory has another cluster."""
-    from pliant.schemas.errors import PliantError
-    from pliant.schemas.io import read_cluster
-    from pliant.tools.run.statedir.directory import StateDir
-    from pliant.tools.run.statedir.kept_inputs import cluster_changes
-
-    named, kept = configuration().cluster, StateDir(state).cluster
-    try:
-        own = None if named is None or not kept.exists() else read_cluster(kept)
-        return named if own and named and cluster_changes(own, read_cluster(named), named) else None
-    except PliantError:  # of another account, or wrong: the error at hand says enough
-        return None
 
 
 def _copied(state: Path, jobs: tuple[Job, ...], *, snapshot: bool) -> AbstractContextManager[tuple[Job, ...]]:

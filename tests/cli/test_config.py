@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 
 from pliant.cli import config as config_module
+from pliant.cli import run_modes
 from pliant.cli.config import configuration
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service import inputs
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_once
+from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster
 from tests.cli.calling import call
 
@@ -106,6 +108,21 @@ def test_a_follower_begins_with_cluster_and_policy_of_the_file() -> None:
     done = call("run", "--follow", "--dry-run")
     assert done.exit_code == 0, done.stderr
     assert "policy shadow-price, as pliant.toml says" in done.stderr
+
+
+def test_a_run_of_another_folder_keeps_its_cluster(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = StateDir(here / "other")
+    other.path.mkdir(mode=0o700)
+    other.events.touch()
+    write_cluster(cluster(1, slots="cpu"), other.cluster)
+    asked: list[RunOptions] = []
+    monkeypatch.setattr(run_modes, "follow", asked.append)
+    done = call("run", "--follow", "--state", "other")
+    assert [options.cluster for options in asked] == [None]
+    assert "the run keeps its own cluster, not cluster.json: pliant reload cluster.json" in done.stderr
+    other.path.rename(here / "live")
+    call("run", "--follow", "--state", "live")
+    assert [options.cluster for options in asked] == [None, "cluster.json"]
 
 
 def test_a_replay_takes_no_job_defaults_of_the_file(here: Path) -> None:

@@ -76,6 +76,7 @@ def test_jobs_may_be_named_by_an_option(by_name: str, line: str) -> None:
 
 @pytest.mark.usefixtures("live")
 def test_what_status_and_doctor_print_goes_to_a_file(here: Path) -> None:
+    assert call("status --state live -o json").exit_code == 2
     done = call("status --state live -f json -o status.json")
     assert (done.exit_code, done.stdout) == (0, "")
     assert len(json.loads((here / "status.json").read_text())["jobs"]) == 2
