@@ -497,7 +497,7 @@ class Reloaded(_Ordered):
     """Reason of a refusal; nothing has changed then."""
     cluster: Mapping[str, Any] | None = None
     """The cluster from now on; nodes that jobs still have to leave are in it as they were."""
-    wanted: Mapping[str, Any] | None = None
+    next_cluster: Mapping[str, Any] | None = None
     """The cluster of the file, while there are such nodes."""
     leaving: Sequence[Any] | None = None
     """Names of these nodes, which get no work."""
@@ -516,7 +516,9 @@ class Reloaded(_Ordered):
         from pliant.schemas.cluster import Cluster
 
         now = Cluster.model_validate_json(json.dumps(self.cluster or {}))
-        return now, None if self.wanted is None else Cluster.model_validate_json(json.dumps(self.wanted))
+        return now, None if self.next_cluster is None else Cluster.model_validate_json(
+            json.dumps(self.next_cluster)
+        )
 
 
 Placed = Started | Resumed | Grown | Shrunk | Moved

@@ -297,7 +297,7 @@ class View:
             drained=log.drained,
             reloads=log.reloads,
             reload_error=log.reload_error,
-            wanted=log.wanted,
+            next_cluster=log.next_cluster,
             leaving=log.leaving,
             left_out={slot: self._of_slot(left) for slot, left in log.left_out.items()},
             executed=log.executed,

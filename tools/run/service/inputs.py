@@ -203,7 +203,7 @@ class PreparedRun:
             return None
         cluster = read_cluster(named).with_preemptible(self.options.preemptible)
         file = ClusterFile(cluster, source_name(named), text_of(named), user=account_name(os.geteuid()))
-        own = log.wanted or log.info.cluster
+        own = log.next_cluster or log.info.cluster
         return file if cluster_changes(own, cluster, file.source) else None
 
     def _take_named_cluster(self, state: State, loop: Loop) -> None:

@@ -424,16 +424,16 @@ class Loop:
         return ClusterFile(cluster, order.source, "", order.user, order.uid, number, order.now)
 
     def _cluster_without_left_nodes(self) -> ClusterFile | None:
-        """The wanted cluster once nothing is left on a node that it does not have, or not as it is."""
+        """The next cluster once nothing is left on a node that it does not have, or not as it is."""
         log = self.state.log
-        if log.wanted is None or self._decisions is None or self.clock() < self.again_s:
+        if log.next_cluster is None or self._decisions is None or self.clock() < self.again_s:
             return None
         busy = {name for job in log.active.values() for name, _ in job.placement} | self.executor.busy_nodes
         if busy.issuperset(log.leaving):
             return None
         drains = [log.drained[name] for name in log.leaving if name in log.drained]
         user, now = next((drain.user for drain in drains), ""), any(drain.now for drain in drains)
-        return ClusterFile(log.wanted, "the new cluster", user=user, now=now)
+        return ClusterFile(log.next_cluster, "the new cluster", user=user, now=now)
 
     def take_over(self, before: Loop) -> None:
         """Go on in the place of a loop with another cluster; both have the executor."""

@@ -67,7 +67,7 @@ class ReloadPlan:
 
     cluster: Cluster
     """The cluster from now on."""
-    wanted: Cluster | None
+    next_cluster: Cluster | None
     """The one of the file, while nodes in use differ from it."""
     leaving: tuple[str, ...]
     back: tuple[str, ...]
@@ -86,7 +86,7 @@ class ReloadPlan:
         reload = Reloaded(
             time_s,
             cluster=_plain(cluster),
-            wanted=None if self.wanted is None else _plain(self.wanted),
+            next_cluster=None if self.next_cluster is None else _plain(self.next_cluster),
             leaving=list(self.leaving) or None,
             back=list(self.back) or None,
             now=file.now or None,
@@ -114,36 +114,36 @@ def reload_plan(
     """
     if log.info is None:
         raise UsageError("no run has begun there: pliant run takes any cluster file")
-    own, wanted = log.wanted or log.info.cluster, file.cluster
+    own, next_cluster = log.next_cluster or log.info.cluster, file.cluster
     for name in _FIXED:
-        before, after = getattr(own, name), getattr(wanted, name)
+        before, after = getattr(own, name), getattr(next_cluster, name)
         if before != after:
             text = f'/{name}: "{after}", and the run has "{before}", which cannot change while it goes on'
             raise UsageError(f"{file.source}: {text}: begin another state directory")
-    cluster, leaving = _in_use(log.info.cluster, wanted, log, {*busy})
-    changes = tuple(cluster_changes(own, wanted, file.source, file.text))
+    cluster, leaving = _in_use(log.info.cluster, next_cluster, log, {*busy})
+    changes = tuple(cluster_changes(own, next_cluster, file.source, file.text))
     by_hand = {name for name, drain in log.drained.items() if drain.reason != LEAVES}
     back = tuple(name for name in log.leaving if name in {*_named(cluster)} - {*leaving} - by_hand)
     held = {
         job_id: why
         for job_id, job in log.active.items()
-        if not job.gpus and job.held is None and (why := refusal(wanted, job.job)) is not None
+        if not job.gpus and job.held is None and (why := refusal(next_cluster, job.job)) is not None
     }
     freed = tuple(
         job_id
         for job_id, job in log.active.items()
-        if job.held is not None and job.held[0] == HOLDER and refusal(wanted, job.job) is None
+        if job.held is not None and job.held[0] == HOLDER and refusal(next_cluster, job.job) is None
     )
     effects = (
-        *_of_nodes(leaving, wanted, log, now=file.now),
+        *_of_nodes(leaving, next_cluster, log, now=file.now),
         *(f"node {name} gets work again" for name in back),
         *(f"job {job_id} is held until a cluster has a place for it: {why}" for job_id, why in held.items()),
         *(f"job {job_id} is no longer held: the cluster has a place for it" for job_id in freed),
-        *_of_teams(own, wanted, log),
-        *_of_limits(wanted, log),
+        *_of_teams(own, next_cluster, log),
+        *_of_limits(next_cluster, log),
     )
     return ReloadPlan(
-        cluster, wanted if leaving else None, tuple(leaving), back, held, freed, changes, effects
+        cluster, next_cluster if leaving else None, tuple(leaving), back, held, freed, changes, effects
     )
 
 
@@ -165,7 +165,7 @@ def order_reload(
     schedule = read_schedule(dirs.schedule)
     profile = Profile(read_profile(dirs.profile).rows) if dirs.profile.exists() else None
     plan = reload_plan(file, log, refusals(schedule, profile))
-    own = log.wanted or (schedule.cluster if log.info is None else log.info.cluster)
+    own = log.next_cluster or (schedule.cluster if log.info is None else log.info.cluster)
     for name in _OF_ROOT if by is not None and by.uid != ROOT else ():
         if getattr(own, name) != getattr(file.cluster, name):
             raise UsageError(f"{file.source}: /{name}: differs from the run's, and only root changes it")
@@ -203,9 +203,9 @@ def refusals(schedule: Schedule, profile: Profile | None) -> Callable[[Cluster, 
     return refusal
 
 
-def _in_use(own: Cluster, wanted: Cluster, log: RunLog, busy: set[str]) -> tuple[Cluster, list[str]]:
-    """The wanted cluster, with those nodes as they are that jobs hold and that change; and their names."""
-    after, before = _named(wanted), _named(own)
+def _in_use(own: Cluster, next_cluster: Cluster, log: RunLog, busy: set[str]) -> tuple[Cluster, list[str]]:
+    """The next cluster, with those nodes as they are that jobs hold and that change; and their names."""
+    after, before = _named(next_cluster), _named(own)
     there: dict[str, list[Job]] = {name: [] for name in busy}
     for job in log.active.values():
         for name, _ in job.placement:
@@ -217,10 +217,10 @@ def _in_use(own: Cluster, wanted: Cluster, log: RunLog, busy: set[str]) -> tuple
         if name in there and not _may_become(node, after.get(name), there[name], types)
     ]
     if not leaving:
-        return wanted, []
+        return next_cluster, []
     kept = {name: before[name] for name in leaving}
     nodes = tuple((after | kept).values())
-    return wanted.model_copy(update={"nodes": nodes}), leaving
+    return next_cluster.model_copy(update={"nodes": nodes}), leaving
 
 
 def _may_become(before: Node, after: Node | None, jobs: Iterable[Job], types: set[str]) -> bool:
@@ -233,8 +233,8 @@ def _may_become(before: Node, after: Node | None, jobs: Iterable[Job], types: se
     return all(constraint is None or constraint.allows(after) for constraint in where)
 
 
-def _of_nodes(leaving: Sequence[str], wanted: Cluster, log: RunLog, *, now: bool) -> Iterable[str]:
-    after = _named(wanted)
+def _of_nodes(leaving: Sequence[str], next_cluster: Cluster, log: RunLog, *, now: bool) -> Iterable[str]:
+    after = _named(next_cluster)
     for name in leaving:
         jobs = [job for job in log.active.values() if any(node == name for node, _ in job.placement)]
         then = "changes as the file says" if name in after else "is removed"
@@ -247,24 +247,24 @@ def _of_nodes(leaving: Sequence[str], wanted: Cluster, log: RunLog, *, now: bool
             yield f"job {job_id} loses {in_gpu_hours(lost_s)}: it does not say that it can save"
 
 
-def _of_teams(own: Cluster, wanted: Cluster, log: RunLog) -> Iterable[str]:
-    if own.shares is None or wanted.shares is None:
+def _of_teams(own: Cluster, next_cluster: Cluster, log: RunLog) -> Iterable[str]:
+    if own.shares is None or next_cluster.shares is None:
         return
     moved: dict[tuple[str, str], list[str]] = {}
     for job_id, job in log.active.items():
-        pair = own.shares.team_of(job.job), wanted.shares.team_of(job.job)
+        pair = own.shares.team_of(job.job), next_cluster.shares.team_of(job.job)
         if pair[0] != pair[1]:
             moved.setdefault(pair, []).append(job_id)
     for (before, after), jobs in sorted(moved.items()):
         yield f'{_few(jobs)} of team "{before}" count for team "{after}" from now on'
 
 
-def _of_limits(wanted: Cluster, log: RunLog) -> Iterable[str]:
+def _of_limits(next_cluster: Cluster, log: RunLog) -> Iterable[str]:
     held: dict[str, float] = {}
     for job in log.active.values():
         held[job.job.user] = held.get(job.job.user, 0.0) + job.held_gpus
     for user, gpus in sorted(held.items()):
-        limit = wanted.limit_of(user)
+        limit = next_cluster.limit_of(user)
         if limit is not None and limit.gpus is not None and gpus > limit.gpus:
             who = f"user {user}" if user else "jobs of no user"
             yield f"{who}: {gpus:g} GPUs held, {limit.gpus} allowed: what runs goes on, no other job starts"

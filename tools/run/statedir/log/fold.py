@@ -598,7 +598,7 @@ class RunLog:
     """How often the cluster was changed; ``info`` states the present one."""
     reload_error: str = ""
     """Why the last cluster file was refused; empty if it was not."""
-    wanted: Cluster | None = None
+    next_cluster: Cluster | None = None
     """The cluster of the last file, while nodes are in use that are not in it, or differ."""
     leaving: tuple[str, ...] = ()
     """These nodes."""
@@ -713,7 +713,7 @@ class RunLog:
         if self.reload_error or self.info is None:
             return
         before = {node.name: node.gpus for node in self.info.cluster.expanded()}
-        cluster, self.wanted = event.clusters()
+        cluster, self.next_cluster = event.clusters()
         self.info = self.info.model_copy(update={"cluster": cluster})
         self.reloads += 1
         self.leaving = tuple(map(str, event.leaving or ()))

@@ -333,11 +333,13 @@ def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for node in sorted(log.drained.keys() - known.drained.keys()):
         yield row_of(Undrained(at_s, node=node))
     if log.info is not None and known.info is not None and log.info.cluster != known.info.cluster:
-        cluster, wanted = (
+        cluster, next_cluster = (
             None if each is None else each.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-            for each in (known.info.cluster, known.wanted)
+            for each in (known.info.cluster, known.next_cluster)
         )
-        yield row_of(Reloaded(at_s, cluster=cluster, wanted=wanted, leaving=list(known.leaving) or None))
+        yield row_of(
+            Reloaded(at_s, cluster=cluster, next_cluster=next_cluster, leaving=list(known.leaving) or None)
+        )
     proven = log.slot_faults.slots.keys() - known.slot_faults.slots.keys()
     for slot in sorted(proven | _out_longer(log, known, at_s).keys()):
         yield row_of(SlotCleared(at_s, slot=slot))
