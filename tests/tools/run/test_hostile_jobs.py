@@ -272,7 +272,7 @@ def test_one_reconciliation_leaves_what_does_not_end_to_the_next(undying: Undyin
 
 def test_after_a_second_signal_a_run_names_what_runs_on(undying: Undying, monkeypatch, caplog) -> None:
     interrupts = Interrupts()
-    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+    monkeypatch.setattr(runner, "Interrupts", lambda **_: interrupts)
 
     def interrupt(_log: RunLog, _now_s: float) -> None:
         interrupts.received.append(Signals.SIGTERM)
@@ -294,7 +294,7 @@ def test_a_run_waits_for_a_job_that_it_kills(undying: Undying, monkeypatch: pyte
     )
     deeds = iter([stop, lambda: None, die])
     undying.looks_fail(ZeroDivisionError())
-    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+    monkeypatch.setattr(runner, "Interrupts", lambda **_: interrupts)
     log, stopped_by = run_until_done(
         RunOptions(undying.dirs.path, timeouts=SHORT), lambda _log, _now_s: next(deeds, lambda: None)()
     )

@@ -3,8 +3,10 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pliant.tools.run.service import run as runner
@@ -70,7 +72,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     found = Site(tmp_path / "with blank", 3)
     yield found
     for process in left_running(found.folder):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def test_workers_at_one_place_are_one_group(site: Site) -> None:

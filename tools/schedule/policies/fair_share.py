@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pliant.schemas.text import counted, in_gpus
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.max_min import equal_shares
 from pliant.tools.schedule.policies.common import (
     Grant,
     decision_from_grants,
-    equal_shares,
     is_in_reach,
     minimum_alone,
     reject_impossible,

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Final
 
 from pliant.tools.schedule.jobs import JobState, NodeGpus
-from pliant.tools.schedule.policies.common import equal_shares
+from pliant.tools.schedule.max_min import equal_shares
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.admission import Admission
 from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition

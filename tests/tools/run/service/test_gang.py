@@ -432,7 +432,7 @@ def test_an_idle_launcher_of_a_rigid_job_has_a_limit(tmp_path: Path, caplog: pyt
     scene.gang.statuses = (RUNNING, UnitStatus("running", idle=True))
     assert scene.watch(0.0, 9.0) == []
     assert scene.watch(10.0) == ["kill [1]"]
-    assert "what is left on n1 does not end" in caplog.text
+    assert "processes on n1 do not end" in caplog.text
 
 
 def test_a_plan_may_name_a_worker_that_is_still_to_be_started(elastic: Scene, lives: Lives) -> None:

@@ -14,7 +14,7 @@ from math import ceil
 from pliant.schemas.job import Gpus
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import equal_shares
+from pliant.tools.schedule.max_min import equal_shares
 from pliant.tools.schedule.policy import Explanation
 from pliant.tools.schedule.rates import Speeds
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pliant.schemas.checks import fitting, replica_on_a_node
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
-from pliant.tools.schedule.policies.common import equal_shares
+from pliant.tools.schedule.max_min import equal_shares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 
 ROUNDING: Final = 1e-9
