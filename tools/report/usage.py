@@ -1,7 +1,8 @@
 """``pliant usage``: GPU hours, money and jobs by user, team or label, in a span of time.
 
-One pass over the log, which keeps the active jobs and the sums. Lines are read without the checks of other
-readers, which take most of the time: what damages a log is said by every other command.
+One pass over the log, which keeps the active jobs, the sums, and of ended jobs only which sum is theirs.
+Lines are read without the checks of other readers, which take most of the time: what damages a log is said by
+every other command.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class UsageFold:
         self._cluster: Cluster | None = None
         self._kind_of: dict[str, str] = {}
         self._jobs: dict[str, _Holder] = {}
+        self._ended: tuple[dict[str, GroupUsage], ...] = ({}, {})
+        """Groups of ended jobs, which a requeue may take up again; in the second they are counted."""
         self._teams: dict[tuple[str, ...], str] = {}
 
     def take(self, row: Mapping[str, Any]) -> None:
@@ -96,7 +99,7 @@ class UsageFold:
                 self._change_cluster(Cluster.model_validate_json(json.dumps(detail["cluster"])), time_s)
         elif name == "submit":
             self._jobs[job_id] = _Holder(self._group_of(row["detail"]["job"]))
-        elif (holder := self._jobs.get(job_id)) is not None:
+        elif (holder := self._jobs.get(job_id) or self._back(name, job_id)) is not None:
             if name in _HOLDS and row.get("gpus") is not None:
                 self._change(job_id, holder, row, time_s)
             if (seconds := row.get("overhead_seconds")) and self._since_s <= time_s <= self._until_s:
@@ -109,6 +112,14 @@ class UsageFold:
         """Count what jobs hold until now; None: until the last event."""
         for holder in self._jobs.values():
             self._settle(holder, self.last_s if now_s is None else now_s)
+
+    def _back(self, name: str, job_id: str) -> _Holder | None:
+        """A job that had ended and is requeued, active again."""
+        for is_counted, ended in enumerate(self._ended if name == "requeue" else ()):
+            if (group := ended.pop(job_id, None)) is not None:
+                holder = self._jobs[job_id] = _Holder(group, is_counted=bool(is_counted))
+                return holder
+        return None
 
     def _change_cluster(self, cluster: Cluster, time_s: float) -> None:
         self.finish(time_s)
@@ -154,6 +165,7 @@ class UsageFold:
             holder.beside, partner.beside = detail["beside"], job_id
         if row["event"] in ENDS and row["event"] != "fail":
             del self._jobs[job_id]
+            self._ended[holder.is_counted][job_id] = holder.group
 
     def _settle(self, holder: _Holder, time_s: float) -> None:
         """Count until a time what a job holds."""

@@ -58,9 +58,9 @@ LOG = [
 ]
 
 
-def folded(*by: str, since_s: float = 0.0, until_s: float = 1e9) -> UsageFold:
+def folded(*by: str, since_s: float = 0.0, until_s: float = 1e9, log: list[Event] = LOG) -> UsageFold:
     fold = UsageFold(by, since_s, until_s)
-    take_lines([line + b"\n" for line in event_lines(LOG).splitlines()], fold, "log")
+    take_lines([line + b"\n" for line in event_lines(log).splitlines()], fold, "log")
     fold.finish()
     return fold
 
@@ -74,6 +74,14 @@ def test_hours_and_money_by_user_and_team() -> None:
     assert rows[0]["training"] == pytest.approx(1 - 4 * 0.1 / 12)
     assert (rows[0]["finished"], rows[0]["failed"], rows[0]["gpu_hours_t4"]) == (1, 1, 12.0)
     assert sum(row["share"] for row in rows) == 1.0
+
+
+def test_jobs_that_are_requeued_after_their_end_are_counted_on() -> None:
+    again = [holds(4 * HOUR, "resume", "a", 2, "n0"), holds(5 * HOUR, "cancel", "a", 0)]
+    log = [*LOG, holds(4 * HOUR, "requeue", "a", 0), *again]
+    for since_s, hours in ((0.0, 8.0), (4.5 * HOUR, 1.0)):
+        rows = {row["user"]: row for row in usage_rows(folded("user", since_s=since_s, log=log))}
+        assert (rows["ada"]["jobs"], rows["ada"]["gpu_hours"], rows["ada"]["cancelled"]) == (1, hours, 1)
 
 
 def test_a_span_counts_what_was_held_in_it_and_labels_group() -> None:
