@@ -157,7 +157,10 @@ class Client(Protocol):
         """The last events of the log, as an event file; with ``follow`` each new one, too."""
 
     def whole_log(self) -> Iterator[bytes]:
-        """The lines of the log, as far as this account sees them."""
+        """The lines of the log, as far as this account sees them.
+
+        :raises UsageError: it is too long for a gateway.
+        """
 
     def ends_of(self, job_ids: Sequence[str]) -> Iterator[JobEnd | None]: ...
 

@@ -220,6 +220,8 @@ _PUBLIC_DETAIL: Final = frozenset(
     {"origin_s", "policy", "decision_seconds", "once", "node", "reason", "user", "uid", "now", "order"}
 )
 """Fields of events without a job that all accounts see."""
+_PUBLIC_RELOAD_DETAIL: Final = frozenset({"cluster", "wanted", "leaving", "back", "now"})
+"""Fields that the cluster follows from; the others may name jobs."""
 _PUBLIC_ORDER_DETAIL: Final = frozenset({"user", "uid", "priority", "order"})
 _T = TypeVar("_T")
 
@@ -296,7 +298,7 @@ class View:
             down=log.down,
             drained=log.drained,
             reloads=log.reloads,
-            reload_error=log.reload_error,
+            reload_error=log.reload_error if self._roles.is_operator(self._who) else "",
             next_cluster=log.next_cluster,
             leaving=log.leaving,
             left_out={slot: self._of_slot(left) for slot, left in log.left_out.items()},
@@ -372,8 +374,11 @@ def events_for(who: Caller, roles: Callable[[], Roles]) -> Callable[[Event], Eve
     def seen(row: Event) -> Event | None:
         event = typed(row)
         if event.job is None:
-            is_public = isinstance(event, RunBegan | Reloaded) or roles().is_operator(who)
-            return row if is_public else with_only(row, _PUBLIC_DETAIL)
+            if isinstance(event, RunBegan) or roles().is_operator(who):
+                return row
+            if isinstance(event, Reloaded):
+                return with_only(row, _PUBLIC_RELOAD_DETAIL) if event.error is None else None
+            return with_only(row, _PUBLIC_DETAIL)
         if isinstance(event, Submitted):
             owners[event.job] = ROOT if event.uid is None else event.uid
         owner = owners.get(event.job, ROOT)

@@ -46,7 +46,7 @@ from pliant.tools.run.watch.top import Use
 RESPONSE_TIMEOUT_S: Final = 60.0
 """Response timeout; after it the run counts as hung."""
 MAX_EVENTS: Final = 2_000_000
-"""Maximum events that are asked for at a time, the newest ones."""
+"""Maximum events of a log that is summed up here: the gateway holds all of them at once."""
 POLL_INTERVAL_S: Final = 2.0
 RETRY_TIMEOUT_S: Final = 10.0
 """Seconds in which a request that a rate limit refused is repeated."""
@@ -143,8 +143,13 @@ class _GatewayClient(ABC):
         return self._pieces(asked.ReadEvents(last=last, follow=follow))
 
     def whole_log(self) -> Iterator[bytes]:
-        for piece in self.events(MAX_EVENTS, follow=False):
-            yield from piece.splitlines(keepends=True)
+        pieces = self.events(MAX_EVENTS + 1, follow=False)
+        lines = (line for piece in pieces for line in piece.splitlines(keepends=True))
+        for number, line in enumerate(lines):  # the first is the header
+            if number > MAX_EVENTS:
+                text = f"its log has more than {MAX_EVENTS:,} events, and its gateway sends no more"
+                raise UsageError(f"{self.state}: {text}: run it as root")
+            yield line
 
     @abstractmethod
     def ends_of(self, job_ids: Sequence[str]) -> Iterator[JobEnd | None]: ...

@@ -1,9 +1,17 @@
 """Several accounts ask one run: what each may do, and what the log says of it."""
 
 import json
+from pathlib import Path
 
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
+from pliant.tools.run.gateway import remote_client
+from pliant.tools.run.gateway.permissions import Caller, Roles, events_for
+from pliant.tools.run.service.reload import ClusterFile, refusal_event
 from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.gateway.people import ADA, BOB, EVE, LEA, NODE, OPS, ROLES, Shared
 from tests.tools.run.site import until
@@ -169,3 +177,26 @@ def test_where_jobs_are_private_others_see_counts_alone(run: Shared):
         assert f"has no job {name}" in run.refused(BOB, words)
     for chief in (LEA, OPS):
         assert name in run.by(chief, "status").stdout
+
+
+def test_of_a_reload_accounts_see_the_cluster_alone() -> None:
+    cluster = {"cluster": {"nodes": []}, "leaving": ["n"], "now": True}
+    hidden = {"lines": ["job a …"], "user": "ops", "uid": 1, "order": 2}
+    refused = refusal_event(ClusterFile(Cluster(nodes=()), "c.json", user="ops"), 2.0, "job a …")
+    caller, roles = Caller(BOB, "bob", BOB, frozenset()), Roles(visibility="private", operators=("ops",))
+    seen = [*map(events_for(caller, lambda: roles), (Event(1.0, "reload", detail=cluster | hidden), refused))]
+    assert seen == [Event(1.0, "reload", detail=cluster), None]
+    assert events_for(caller._replace(name="ops"), lambda: roles)(refused) == refused
+
+
+def test_a_log_that_a_gateway_does_not_give_whole_is_not_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_client, "MAX_EVENTS", 2)
+    client = remote_client.SocketClient(tmp_path)
+    lines = [b'{"schema":"pliant.event/1"}\n', *[b"{}\n"] * 9]
+    monkeypatch.setattr(client, "events", lambda last, follow: iter([lines[0], *lines[1:][-last:]]))
+    with pytest.raises(UsageError, match=r"more than 2 events.*run it as root"):
+        [*client.whole_log()]
+    del lines[3:]
+    assert [*client.whole_log()] == lines
