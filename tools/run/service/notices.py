@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
@@ -83,7 +83,7 @@ class _Courier(threading.Thread):
         digest = hashlib.sha256(target.model_dump_json().encode()).hexdigest()[:16]
         self._file = dirs.path / "notices" / f"{digest}.json"
         self._place, self._waited = 0, set[str]()
-        self._view = LogView(dirs) if "waiting" in target.on else None
+        self._view = LogView(dirs)
         self._looks_s = 0.0
 
     def stop(self) -> None:
@@ -137,13 +137,18 @@ class _Courier(threading.Thread):
                 file.seek(self._place - 1)
                 file.readline()
             while (line := file.readline()).endswith(b"\n"):
-                notice = None if line.startswith(b'{"schema"') else notice_of(from_json(line), self._target)
+                is_header = line.startswith(b'{"schema"')
+                notice = None if is_header else notice_of(from_json(line), self._target, self._owner_of)
                 if notice is not None:
                     yield file.tell(), {**notice, "id": str(file.tell()), "state": str(self._dirs.path)}
                 self._place = file.tell()
 
+    def _owner_of(self, job_id: str) -> str | None:
+        job = self._view.log.jobs.get(job_id) or self._view.refresh().jobs.get(job_id)
+        return None if job is None else job.job.user
+
     def _look_for_waiting(self) -> None:
-        if self._view is None or time.monotonic() < self._looks_s:
+        if "waiting" not in self._target.on or time.monotonic() < self._looks_s:
             return
         self._looks_s = time.monotonic() + WAITING_POLL_S
         log, now_s = self._view.refresh(), time.time()
@@ -198,16 +203,17 @@ def deliver(target: Notify, data: bytes) -> None:
         answer.read(1 << 16)
 
 
-def notice_of(row: Mapping[str, Any], target: Notify) -> dict[str, Any] | None:
-    """The notice that an event of the log is worth; None: the target does not want it."""
-    name, detail = row["event"], row.get("detail") or {}
+def notice_of(
+    row: Mapping[str, Any], target: Notify, owner_of: Callable[[str], str | None]
+) -> dict[str, Any] | None:
+    """The notice that an event of the log is worth; None: the target does not want it.
+
+    :param owner_of: the user of a job, by its id.
+    """
+    name, job_id, detail = row["event"], row.get("job"), row.get("detail") or {}
     if name in ENDS:
         kind: NoticeKind = ENDS[name]
-    elif (
-        name == "slot_down"
-        and row.get("job") is None
-        and float(detail.get("seconds") or 0) >= UNTIL_RESUMED_S
-    ):
+    elif name == "slot_down" and job_id is None and float(detail.get("seconds") or 0) >= UNTIL_RESUMED_S:
         kind = "quarantined"
     elif name == "node_down":
         kind = "node_down"
@@ -215,7 +221,8 @@ def notice_of(row: Mapping[str, Any], target: Notify) -> dict[str, Any] | None:
         return None
     if kind not in target.on:
         return None
-    notice = _notice(kind, row["time"], row.get("job"), detail.get("user"), str(detail.get("reason") or ""))
+    owner = None if job_id is None else owner_of(job_id)
+    notice = _notice(kind, row["time"], job_id, owner, str(detail.get("reason") or ""))
     more = {
         key: detail[key] for key in ("node", "slot", "exit_code", "attempt") if detail.get(key) is not None
     }
