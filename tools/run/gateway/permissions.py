@@ -220,7 +220,7 @@ _PUBLIC_DETAIL: Final = frozenset(
     {"origin_s", "policy", "decision_seconds", "once", "node", "reason", "user", "uid", "now", "order"}
 )
 """Fields of events without a job that all accounts see."""
-_PUBLIC_RELOAD_DETAIL: Final = frozenset({"cluster", "wanted", "leaving", "back", "now"})
+_PUBLIC_RELOAD_DETAIL: Final = frozenset({"cluster", "next_cluster", "leaving", "back", "now"})
 """Fields that the cluster follows from; the others may name jobs."""
 _PUBLIC_ORDER_DETAIL: Final = frozenset({"user", "uid", "priority", "order"})
 _T = TypeVar("_T")

@@ -180,7 +180,7 @@ def test_where_jobs_are_private_others_see_counts_alone(run: Shared):
 
 
 def test_of_a_reload_accounts_see_the_cluster_alone() -> None:
-    cluster = {"cluster": {"nodes": []}, "leaving": ["n"], "now": True}
+    cluster = {"cluster": {}, "next_cluster": {"nodes": []}, "leaving": ["n"], "now": True}
     hidden = {"lines": ["job a …"], "user": "ops", "uid": 1, "order": 2}
     refused = refusal_event(ClusterFile(Cluster(nodes=()), "c.json", user="ops"), 2.0, "job a …")
     caller, roles = Caller(BOB, "bob", BOB, frozenset()), Roles(visibility="private", operators=("ops",))
