@@ -7,18 +7,13 @@ make all three meaningless: run it on a quiet machine.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from experiments.elastic_scaling.live import live_jobs
-from experiments.harness.live import Compared, run_and_replay
-from pliant.schemas.errors import JobsFailedError, PliantError
-from pliant.schemas.file_io.files import atomic_write
+from experiments.harness.live import Compared, main, run_and_replay
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.text import markdown_table
@@ -59,29 +54,11 @@ def live_table() -> str:
     return markdown_table(head, rows)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Exit code 5 where a step failed or a figure is out of its limit."""
-    parser = argparse.ArgumentParser("python -m experiments.ares.live", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=12)
-    parser.add_argument("--slots", type=int, default=max(2, min(4, len(os.sched_getaffinity(0)))))
-    parser.add_argument("--out", type=Path, default=Path("build/experiments/ares-live"))
-    parser.add_argument("--record", action="store_true", help=f"keep the comparison in {RECORD.name}")
-    wanted = parser.parse_args(arguments)
-    jobs = (job.model_copy(update={"elastic": "size"}) for job in live_jobs(wanted.jobs, wanted.slots))
-    try:
-        asked = ("--policy", "ares")
-        compared = compare(*run_and_replay(wanted.out, jobs, wanted.slots, asked, steps=_STEPS))
-    except PliantError as error:
-        print(f"live: {error}", file=sys.stderr)
-        return error.exit_code
-    if wanted.record:
-        rows = [each.row() for each in compared]
-        document = {"jobs": wanted.jobs, "slots": wanted.slots, "figures": rows}
-        atomic_write(RECORD, (json.dumps(document, indent=1) + "\n").encode())
-    for each in compared:
-        print(each.line())
-    return 0 if all(each.holds for each in compared) else JobsFailedError.exit_code
+def run(folder: Path, count: int, slots: int) -> list[Compared]:
+    """Profile, run, replay and compare, in a folder that is emptied first."""
+    jobs = (job.model_copy(update={"elastic": "size"}) for job in live_jobs(count, slots))
+    return compare(*run_and_replay(folder, jobs, slots, ("--policy", "ares"), steps=_STEPS))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(__doc__, RECORD, 12, run, {}))

@@ -1,27 +1,22 @@
 """Section IV-H with real processes: short jobs under elastic-dp on CPU slots, held against their own replay.
 
 ``python -m experiments.elastic_scaling.live`` profiles the jobs, runs them, replays them with the measured
-profile and costs, and writes both sides and their difference into a folder. The paper's simulator comes
+profile and costs, and prints both sides and their difference. The paper's simulator comes
 within 7 % of the jobs completed, 5 % of the SJS efficiency and 17 % of the average JCT. Slots whose cores
 have other work make any of the three meaningless: run it on a quiet machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from experiments.harness.live import Compared, run_and_replay
-from pliant.schemas.errors import JobsFailedError, PliantError
-from pliant.schemas.file_io.files import atomic_write
+from experiments.harness.live import Compared, main, run_and_replay
 from pliant.schemas.job import Job
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.records import RunRecord
@@ -36,7 +31,8 @@ WORDS: Final = {
     "live_vs_replay_sjs": "SJS efficiency",
     "live_vs_replay_jct": "average JCT, s",
 }
-COMPARISON: Final = "comparison.json"
+INTERVAL_S: Final = 20.0
+"""Seconds between scaling decisions."""
 RECORD: Final = Path(__file__).with_name("live.json")
 """The comparison that the page shows, made on a quiet machine."""
 _DIGITS: Final = 32768
@@ -130,38 +126,11 @@ def _mean_completed(run: RunRecord, until_s: float) -> float:
     return sum(until_s - end for end in ends) / until_s
 
 
-def run_live(folder: Path, count: int, slots: int, interval_s: float) -> list[Compared]:
-    """Profile, run, replay and compare; everything is left in ``folder``, which is emptied first."""
-    asked = ("--policy", POLICY, "--param", f"interval_s={interval_s}")
-    compared = compare(*run_and_replay(folder, live_jobs(count, slots), slots, asked, steps=_STEPS))
-    rows = [each.row() for each in compared]
-    document = {"seed": SEED, "jobs": count, "slots": slots, "interval_s": interval_s, "figures": rows}
-    atomic_write(folder / COMPARISON, (json.dumps(document, indent=1) + "\n").encode())
-    return compared
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Exit code 5 where a step failed or a figure is out of its limit."""
-    parser = argparse.ArgumentParser("python -m experiments.elastic_scaling.live", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--slots", type=int, default=max(2, min(4, len(os.sched_getaffinity(0)))))
-    parser.add_argument("--interval", type=float, default=20.0, help="seconds between scaling decisions")
-    parser.add_argument("--out", type=Path, default=Path("build/experiments/elastic-scaling-live"))
-    parser.add_argument(
-        "--record", action="store_true", help=f"keep the comparison in {RECORD.name}, for the page"
-    )
-    wanted = parser.parse_args(arguments)
-    try:
-        compared = run_live(wanted.out, wanted.jobs, wanted.slots, wanted.interval)
-    except PliantError as error:
-        print(f"live: {error}", file=sys.stderr)
-        return error.exit_code
-    if wanted.record:
-        atomic_write(RECORD, (wanted.out / COMPARISON).read_bytes())
-    for each in compared:
-        print(each.line())
-    return 0 if all(each.holds for each in compared) else JobsFailedError.exit_code
+def run(folder: Path, count: int, slots: int) -> list[Compared]:
+    """Profile, run, replay and compare, in a folder that is emptied first."""
+    asked = ("--policy", POLICY, "--param", f"interval_s={INTERVAL_S}")
+    return compare(*run_and_replay(folder, live_jobs(count, slots), slots, asked, steps=_STEPS))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(__doc__, RECORD, 20, run, {"seed": SEED, "interval_s": INTERVAL_S}))

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.errors import JobsFailedError, PliantError
+from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.report.expectations import Expectation
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
+
+SLOTS: Final = max(2, min(4, len(os.sched_getaffinity(0))))
+"""CPU slots of a live run on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,19 @@ class Compared:
         )
 
 
+def prepared(folder: Path, jobs: Iterable[Job], slots: int) -> tuple[str, str, str, str]:
+    """Paths of jobs, cluster, profile and state in an emptied folder; jobs and cluster are written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    trace, cluster, profile, state = (
+        str(folder / name) for name in ("jobs.jsonl", "cluster.json", "profile.parquet", "state")
+    )
+    write_jobs(jobs, trace)
+    node = {"name": "local", "gpus": slots, "gpu_type": "cpu"}
+    write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
+    return trace, cluster, profile, state
+
+
 def run_and_replay(
     folder: Path, jobs: Iterable[Job], slots: int, asked: Sequence[str], *, steps: int
 ) -> tuple[RunRecord, RunRecord]:
@@ -63,14 +83,7 @@ def run_and_replay(
     :param steps: measured for each point of the profile.
     :raises JobsFailedError: a step failed.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    trace, cluster, profile, state = (
-        str(folder / name) for name in ("jobs.jsonl", "cluster.json", "profile.parquet", "state")
-    )
-    write_jobs(jobs, trace)
-    node = {"name": "local", "gpus": slots, "gpu_type": "cpu"}
-    write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
+    trace, cluster, profile, state = prepared(folder, jobs, slots)
     world = (trace, "--cluster", cluster, *asked)
     pliant("profile", trace, "--cluster", cluster, "--iterations", str(steps), "-o", profile)
     pliant("schedule", *world, "--profile", profile, "-o", str(folder / "schedule.json"))
@@ -92,3 +105,46 @@ def pliant(*arguments: str) -> None:
     )
     if done.returncode:
         raise JobsFailedError(f"pliant {arguments[0]} ended with exit code {done.returncode}")
+
+
+def options(about: str | None, record: Path) -> argparse.ArgumentParser:
+    """The options of every ``python -m experiments.NAME.live``.
+
+    :param record: file that keeps what the page shows.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--slots", type=int, default=SLOTS)
+    name = f"{record.parent.name.replace('_', '-')}-live"
+    parser.add_argument("--out", type=Path, default=Path("build/experiments") / name)
+    parser.add_argument("--record", action="store_true", help=f"keep it in {record.name}, for the page")
+    return parser
+
+
+def main(
+    about: str | None,
+    record: Path,
+    jobs: int,
+    compare: Callable[[Path, int, int], Sequence[Compared]],
+    stated: Mapping[str, Any],
+) -> int:
+    """Compare a run with its replay; exit code 5 where a step failed or a figure is out of its limit.
+
+    :param jobs: number of them, unless the command line says another.
+    :param compare: is given a folder, the number of jobs, and that of slots.
+    :param stated: what the record says beside them.
+    """
+    parser = options(about, record)
+    parser.add_argument("--jobs", type=int, default=jobs)
+    wanted = parser.parse_args()
+    try:
+        compared = compare(wanted.out, wanted.jobs, wanted.slots)
+    except PliantError as error:
+        print(f"live: {error}", file=sys.stderr)
+        return error.exit_code
+    if wanted.record:
+        rows = [each.row() for each in compared]
+        document = {**stated, "jobs": wanted.jobs, "slots": wanted.slots, "figures": rows}
+        atomic_write(record, (json.dumps(document, indent=1) + "\n").encode())
+    for each in compared:
+        print(each.line())
+    return 0 if all(each.holds for each in compared) else JobsFailedError.exit_code

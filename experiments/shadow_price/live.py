@@ -8,14 +8,10 @@ other work train slower than they were profiled: it wants a quiet machine.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +19,10 @@ from statistics import median
 from typing import Any, Final
 
 from experiments.elastic_scaling.live import ROOT, compare, live_jobs
-from experiments.harness.live import pliant
-from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import JobsFailedError, PliantError
+from experiments.harness.live import options, pliant, prepared
+from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.files import atomic_write
-from pliant.schemas.io import read_jobs, write_cluster, write_jobs
+from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
 from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.metrics import run_metrics
@@ -42,8 +37,7 @@ RECORD: Final = Path(__file__).with_name("live.json")
 SHORTER: Final = 3
 """The twenty jobs are this many times shorter than those of elastic-scaling's comparison."""
 _STEPS: Final = 30
-_POLL_S: Final = 1.0
-_LONGEST_S: Final = 1800.0
+_LONGEST: Final = "30m"
 _STOPS_S: Final = 90.0
 
 
@@ -62,22 +56,15 @@ def run_live(
     :param steps: measured for each point of the profile.
     :raises JobsFailedError: a command failed, or the jobs did not end.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    jobs_file, cluster, profile, state = (
-        str(folder / each) for each in ("jobs.jsonl", "cluster.json", "profile.parquet", "state")
-    )
     jobs = [_with_workdir(job) for job in jobs]
-    write_jobs(jobs, jobs_file)
-    node = {"name": "local", "gpus": slots, "gpu_type": "cpu"}
-    write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
+    jobs_file, cluster, profile, state = prepared(folder, jobs, slots)
     pliant("profile", jobs_file, "--cluster", cluster, "--iterations", str(steps), "--costs", "-o", profile)
     world = ("--policy", POLICY, "--cluster", cluster, "--profile", profile)
-    events = Path(state) / "events.jsonl"
-    with _service("run", "--follow", "--state", state, *world) as service:
+    events = f"{state}/events.jsonl"
+    with _service("run", "--follow", "--state", state, *world):
         pliant("submit", jobs_file, "--state", state)
-        _until_ended(service, events, len(jobs))
-    costs = ("--start-cost", str(events), "--rescale-cost", str(events))
+        pliant("wait", *(job.id for job in jobs), "--state", state, "--timeout", _LONGEST)
+    costs = ("--start-cost", events, "--rescale-cost", events)
     pliant(
         *("replay", jobs_file, *world, "--interval", "0", *costs),
         *("-o", str(folder / REPLAYED)),
@@ -109,42 +96,22 @@ def _with_workdir(job: Job) -> Job:
 
 
 @contextmanager
-def _service(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def _service(*arguments: str) -> Iterator[None]:
     """The service, ended at the end."""
     print("$ pliant", *arguments, file=sys.stderr, flush=True)
     command = (sys.executable, "-m", "pliant.cli", *arguments)
     service = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        yield service
+        yield
     finally:
         service.send_signal(signal.SIGTERM)
         service.wait(timeout=_STOPS_S)
 
 
-def _until_ended(service: subprocess.Popen[bytes], events: Path, count: int) -> None:
-    """Wait until ``count`` jobs have ended."""
-    until_s = time.monotonic() + _LONGEST_S
-    while time.monotonic() < until_s:
-        if service.poll() is not None:
-            raise JobsFailedError(f"the service ended with exit code {service.returncode}")
-        if _finished(events) == count:
-            return
-        time.sleep(_POLL_S)
-    raise JobsFailedError(f"not all jobs ended within {_LONGEST_S:g} s")
-
-
-def _finished(events: Path) -> int:
-    begun = events.exists() and events.read_bytes().count(b"\n") > 1  # a header and an event, whole
-    return len(read_run(events).with_outcome("finished")) if begun else 0
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run and compare; exit code 5 where a step failed."""
-    parser = argparse.ArgumentParser("python -m experiments.shadow_price.live", description=__doc__)
+    parser = options(__doc__, RECORD)
     parser.add_argument("run", nargs="?", choices=RUNS, help="one of both alone")
-    parser.add_argument("--slots", type=int, default=max(2, min(4, len(os.sched_getaffinity(0)))))
-    parser.add_argument("--out", type=Path, default=Path("build/experiments/shadow-price-live"))
-    parser.add_argument("--record", action="store_true", help=f"keep it in {RECORD.name}, for the page")
     parser.add_argument("--again", action="store_true", help="compare once more what an earlier run left")
     wanted = parser.parse_args(arguments)
     kept = {row["run"]: row for row in json.loads(RECORD.read_bytes())} if RECORD.exists() else {}
