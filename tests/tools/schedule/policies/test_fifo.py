@@ -36,9 +36,6 @@ def test_who_passes_the_head_and_who_is_turned_away() -> None:
     assert [(each.job.id, each.step) for each in transitions] == [("a", "reject"), ("b", "start")]
     assert transitions[0].reason == "needs 6 GPUs of one type, the cluster has 4"
 
-    held = opened(Fifo(), cluster(8), job("a", gpus=8, batch=4, work={"samples": 10}))
-    assert "does not run on 8 GPUs" in held.decide(0)[0].reason
-
     held = opened(Fifo(), mixed_cluster(one=(4,), two=(4,)), job("a", gpus=6, low=2))
     reason = "needs 6 GPUs of one type, the cluster has 4; this policy gives the requested 6 GPUs"
     assert [(each.step, each.reason) for each in held.decide(0)] == [("reject", reason)]

@@ -150,9 +150,6 @@ def test_types_moments_and_ends_of_a_decision() -> None:
     held = begun(job("rigid", gpus=3, model="fast"), elastic("b"), job("late", at=1, gpus=5))
     assert sizes(held) == {"rigid": 3, "b": 5}
     assert held.explain(1)["late"].needs_gpus == 5
-
-    held = begun(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
-    assert set(held.book.ended) == {"giant", "wide"}
     # A moment is answered once and ends count against it.
     times = ScalingTimes(600, None)
     assert asked(times, [change(0), change(0)], 0)
@@ -256,9 +253,3 @@ def test_large_batches_need_many_gpus_and_random_ones_a_seed() -> None:
     drawn = [held.policy.batches(each)[0] for each in states]
     assert sorted(set(drawn)) == [16, 17, 18, 19]
     assert all(400 < drawn.count(batch) < 600 for batch in set(drawn))
-
-
-@pytest.mark.parametrize("policy", [MaxBs, MinBs, RandomBs])
-def test_a_job_that_keeps_its_batch_keeps_it(policy: type[ElasticDp]):
-    fixed = job("a", model="conv", low=1, high=8, batch={"size": 64, "min": 16, "max": 128})
-    assert batches(on_batches(policy(), fixed)) == {"a": 64}

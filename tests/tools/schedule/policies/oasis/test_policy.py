@@ -121,15 +121,6 @@ def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
     assert f"a value above {statement['least_value']:.4g}" in turned_away.reason
 
 
-@pytest.mark.parametrize(("part", "admitted"), [(0.98, False), (1.02, True)])
-def test_the_value_that_would_have_been_enough_is_enough(part, admitted):
-    held = bidding(*rich(5), quantile=0.5)
-    joined(held, 1.0, bidder("poor", 16, at=1.0, value=1.0))
-    least = held.decided.admissions["poor"]["least_value"]
-    joined(held, 1.0, bidder("next", 16, at=1.0, value=least * part))
-    assert ("next" in held.jobs) is admitted
-
-
 def test_why_a_job_is_rejected_or_waits_for_another_bid() -> None:
     held = bidding(*rich(8, value=30.0))
     terms = {"at": 1.0, "value": 29.0, "decay": 0.5}

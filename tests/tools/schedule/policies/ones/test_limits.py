@@ -148,9 +148,6 @@ def test_the_fastest_batch_within_the_limit_and_unstated_epochs() -> None:
     for time_s in (10.0, 20.0, 50.0):
         rate.count(time_s)
     assert rate.per_second == pytest.approx(2 / 40)
-    again = ArrivalRate()
-    again.load(rate.dump())
-    assert again.per_second == rate.per_second
 
 
 def measured(*model: float) -> SizeTables:
