@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pliant.cli.main import app
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster, write_jobs, write_predictor
 from pliant.schemas.predictor import Predictor
@@ -134,14 +134,11 @@ def test_the_oracle_knows_when_targets_end_jobs_and_no_more() -> None:
     assert told("stated") == told("oracle")
 
 
-def test_unstated_work_needs_epochs_or_an_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unstated_work_needs_epochs_or_an_oracle() -> None:
     fails = SimulatedCluster(mtbf=Mtbf(between_h=1.0, repair_h=0.1))
     assert events(replay(silent(), Run("srtf", simulated=fails)), "node_down")
     with pytest.raises(UsageError, match='--progress samples: job "a" states no work, and only epochs'):
         replay(silent(), Run("srtf", conditions=Conditions(progress="samples")))
-    monkeypatch.setattr(Srtf, "traits", replace(Srtf.traits, needs=frozenset({"demand"})))
-    with pytest.raises(BadInputError, match='job "a" states no work, which policy "srtf" needs'):
-        under(silent())
     assert len(finished(under(silent(), "oracle"))) == 2
 
 
@@ -220,9 +217,6 @@ def test_a_replay_is_a_history_to_fit_predictors_to(tmp_path: Path, monkeypatch:
     assert [(head.detail or {})[name] for name in ("oracle", "demand")] == [True, "oracle"]
     report = CliRunner().invoke(app, ["report", "predicted.parquet", "oracle.parquet", "--format", "json"])
     assert [run["demand"] for run in json.loads(report.stdout)["runs"]] == ["predicted", "oracle"]
-    alone = CliRunner().invoke(app, [*begin, "--predictor", "predictor.json"])
-    assert alone.exit_code == 2
-    assert "it predicts with --demand predicted only" in alone.output
     for command in ("schedule", "run"):  # have no oracle
         told = CliRunner().invoke(app, [command, "--policy", "srtf", "--demand", "oracle"])
         assert told.exit_code == 2

@@ -130,16 +130,6 @@ def test_a_second_sweep_does_only_what_changed(folder: Path) -> None:
     assert reasons == {"the jobs, the recipe's settings": 3, "the recipe's settings": 6}
 
 
-def test_side_by_side_gives_the_same_bytes(folder: Path) -> None:
-    tasks = tasks_of(folder)[:3]
-    for name, workers in (("one", 1), ("two", 2)):
-        (folder / name).mkdir()
-        assert sweeps.sweep(tasks, folder / name, workers=workers) == []
-    for task in tasks:
-        one, two = (sweeps.event_file(task, folder / name) for name in ("one", "two"))
-        assert one.read_bytes() == two.read_bytes()
-
-
 def test_a_cost_taken_from_an_event_file_counts_by_its_bytes(folder: Path) -> None:
     measured, keys = folder / "measured.parquet", set[str]()
     assert "rescale_cost" not in tasks_of(folder)[1].made_from

@@ -17,26 +17,6 @@ pytestmark = pytest.mark.torch
 
 SCRIPT = str(Path(__file__).with_name("wired_by_hand.py"))
 MEGABYTE = 1_000_000
-QUICK = MeasurementRequest(result="", local_batches=(4,), iterations=2, warmup=1, least_seconds=0.0)
-
-
-ELASTIC = """
-import torch
-from pliant.tools.run import elastic
-
-job = elastic.init(batch_size=8)
-data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-model = torch.nn.Linear(4, 1)
-model, optimizer, loader = job.prepare(model, torch.optim.SGD(model.parameters(), 0.01), data)
-for epoch in job.epochs(2):
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        job.log(loss=loss)
-raise AssertionError("a sweep ends the script")
-"""
 
 
 def short(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> LaunchEnd:
@@ -68,17 +48,6 @@ def test_one_and_two_workers_with_a_limit_on_memory() -> None:
     model = ThroughputBySize(profile)
     assert model.step_seconds("net", "cpu", (2,), 2, 1) == gang.step_seconds
     assert model.step_seconds("net", "cpu", (1,), 2, 1) == rows[1, 1, 2].step_seconds
-
-
-def test_a_script_of_the_elastic_library_is_measured_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(ELASTIC)
-    request = QUICK.model_copy(update={"local_batches": (2, 4), "global_batches": (16,), "per_gpu_max": 4})
-    own = Script("net", ("train.py",), str(tmp_path), by_torchrun=False)
-    points = best_visits(launch(own, 1, request, quiet).outcome.points)
-    assert [(point.local_batch, point.accum) for point in points] == [(2, 1), (4, 1), (4, 4)]
-    points = best_visits(launch(own, 2, request, quiet).outcome.points)
-    assert [(point.local_batch, point.accum) for point in points] == [(2, 1), (4, 1), (4, 2)]
-    assert all(len(point.step_s) == len(point.compute_s) == 2 for point in points)
 
 
 def test_all_reduces_of_two_workers() -> None:
