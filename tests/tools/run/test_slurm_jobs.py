@@ -9,7 +9,7 @@ from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.slurm import commands
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.log.fold import RunLog
 from tests.tools.run.scripts import PlainJobsBackend
 from tests.tools.run.site import Site, in_order, until
@@ -62,20 +62,3 @@ def test_a_job_about_to_end_goes_on_in_another_one(site: Site, slurm: SlurmClust
     assert log.jobs["a"].samples_done == 200.0
     assert float((site.state / "jobs/a/saved-0").read_text()) > 0
     assert site.story() == ["submit a", "start a 2", "finish a 0"], "no failure, and no wait"
-
-
-def test_calls_from_cron_submit_a_job_once_and_find_it(site: Site, slurm: SlurmCluster) -> None:
-    slurm.command(
-        "sbatch", "--job-name=other", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "sleep 600"
-    )
-    until(lambda: "RUNNING" in slurm.command("squeue", "-h", "-o", "%T"))
-    site.job("a", low=1, high=4, samples=50.0)
-    schedule = site.options()
-    for _ in range(3):
-        log, _failed = run_once(schedule)
-        assert log.jobs["a"].phase == "running"
-    until(lambda: ".a.1|PENDING" in slurm.command("squeue", "-h", "-o", "%j|%T"))
-    assert slurm.command("squeue", "-h", "-o", "%j").count(".a.") == 1
-    slurm.command("scancel", "--name=other")
-    until(lambda: run_once(schedule)[0].jobs["a"].phase == "finished")
-    assert site.story() == ["submit a", "start a 4", "finish a 0"]

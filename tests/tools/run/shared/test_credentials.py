@@ -206,12 +206,6 @@ def test_what_stands_in_place_of_a_log_gets_nothing(shared_folder: Path, what: s
     assert not own.files.launcher_log(0).stat().st_size or what == "a link"
 
 
-def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number(shared_folder: Path) -> None:
-    own = Step(shared_folder, "echo $CUDA_VISIBLE_DEVICES")
-    own.run("0")
-    assert own.said == "0\n"
-
-
 def test_an_account_can_not_order_what_root_starts(shared_folder: Path) -> None:
     own = Step(shared_folder, "id -u")
     orders = own.talk.start_order(0)

@@ -12,14 +12,13 @@ from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.backends.slurm.commands import lease_prefix
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import release_nodes, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import job
 from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.scripts import PlainSlurmBackend
-from tests.tools.run.site import PLIANT, QUICK, Site, environment, in_order, until
+from tests.tools.run.site import PLIANT, Site, environment, in_order, until
 from tests.tools.run.test_training import ELASTIC
 
 REAL = (sys.executable, "-m", "pliant.cli")
@@ -105,21 +104,6 @@ def test_jobs_without_gpus_run_beside_others(site: SlurmSite, live: SlurmCluster
     follow.send_signal(signal.SIGTERM)
     follow.wait()
     release_nodes(site.state)
-    until(lambda: not leases(live))
-
-
-def test_a_run_that_dies_leaves_its_jobs_to_the_next_one(site: SlurmSite, live: SlurmCluster) -> None:
-    site.job("a", "--gate", site.gate, gpus=2)
-    site.job("b", "--gate", site.gate)
-    first = site.run(site.schedule("fifo"), "--until-done")
-    until(lambda: all(site.samples().get(name, 0.0) > 0 for name in "ab"))
-    first.kill()
-    first.wait()
-    assert sorted(leases(live)) == ["n0", "n1"]
-    site.gate.touch()
-    run_until_done(RunOptions(site.state, timeouts=QUICK), lambda _log, _now_s: None)
-    assert site.samples() == {"a": 200.0, "b": 200.0}
-    assert [path.name for path in sorted(site.state.glob("jobs/*/attempts/*"))] == ["1", "1"]
     until(lambda: not leases(live))
 
 
