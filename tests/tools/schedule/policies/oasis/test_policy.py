@@ -110,8 +110,8 @@ def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
     assert kept["ledger"]["estimate"]
     assert again.policy.dump_state()["ledger"]["estimate"] == kept["ledger"]["estimate"]
     # What is worth more raises the price for later jobs.
-    held = bidding(*rich(5))
-    held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
+    held = bidding(*rich(5), quantile=0.5)
+    held.submit(bidder("poor", 16, at=1.0, value=0.5), 1.0)
     [turned_away] = held.decide(1.0)
     assert (turned_away.step, turned_away.job.id) == ("reject", "poor")
     statement = held.decided.admissions["poor"]
@@ -119,6 +119,10 @@ def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
     assert statement["payoff"] == pytest.approx(statement["worth"] - statement["cost"], abs=1e-5)
     assert statement["cost"] > statement["worth"]
     assert f"a value above {statement['least_value']:.4g}" in turned_away.reason
+    for name, part in (("less", 0.98), ("more", 1.02)):
+        joined(held, 1.0, bidder(name, 16, at=1.0, value=statement["least_value"] * part))
+    assert "less" not in held.jobs
+    assert "more" in held.jobs
 
 
 def test_why_a_job_is_rejected_or_waits_for_another_bid() -> None:
