@@ -12,7 +12,7 @@ from benchmarks.parts import gateway_requests, parted, reclaim, team_division, w
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
-MEASURES: Final = ("tools/schedule/quota.py", "tools/schedule/session", "tools/run/service")
+MEASURES: Final = ("tools/schedule/entitlements.py", "tools/schedule/session", "tools/run/service")
 NAME: Final = "sharing"
 PARTS: Final[dict[str, Part]] = {
     "division": team_division.figures,

@@ -35,7 +35,7 @@ from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.fairness import allowed_ends_s
-from pliant.tools.report.job_columns import optional
+from pliant.tools.report.job_arrays import optional
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule import registry

@@ -14,7 +14,7 @@ import numpy as np
 
 from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT_NAMES, RESCALES
 from pliant.schemas.file_io.events import UNSTATED
-from pliant.tools.report.job_columns import (
+from pliant.tools.report.job_arrays import (
     OUTCOMES,
     STEP_COLUMNS,
     Booleans,

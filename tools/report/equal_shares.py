@@ -32,7 +32,7 @@ from pliant.tools.report.isolated import (
     distinct_pairs,
     rate_at,
 )
-from pliant.tools.report.job_columns import BLOCK, OUTCOMES, Floats, Jobs, distinct
+from pliant.tools.report.job_arrays import BLOCK, OUTCOMES, Floats, Jobs, distinct
 from pliant.tools.report.job_record import Curve, JobRecord, Outcome
 from pliant.tools.report.records import RunRecord
 

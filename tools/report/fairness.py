@@ -19,7 +19,7 @@ from pliant.tools.report.equal_shares import (
     kept_from_promise,
 )
 from pliant.tools.report.isolated import ReferenceJobs, isolated_finishes, reference_jobs
-from pliant.tools.report.job_columns import Floats, Integers, largest, mean_known
+from pliant.tools.report.job_arrays import Floats, Integers, largest, mean_known
 from pliant.tools.report.records import RunRecord, Usage
 
 REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps", "isolated")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from pliant.schemas.job import Job
-from pliant.tools.report.job_columns import BLOCK, Floats, Integers, Jobs, ascending, distinct, reached
+from pliant.tools.report.job_arrays import BLOCK, Floats, Integers, Jobs, ascending, distinct, reached
 from pliant.tools.report.job_record import Curve
 from pliant.tools.report.records import RunRecord
 

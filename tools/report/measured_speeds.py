@@ -22,7 +22,7 @@ from pliant.schemas.job import GpuTimeWork
 from pliant.schemas.runinfo import RunInfo
 from pliant.tools.report.allocations import AllocationChanges, Allocations
 from pliant.tools.report.isolated import rate_at
-from pliant.tools.report.job_columns import Booleans, Floats, Integers, Jobs, optional
+from pliant.tools.report.job_arrays import Booleans, Floats, Integers, Jobs, optional
 from pliant.tools.report.job_record import AllocationStep, Curve, JobRecord, ReportedProgress
 
 REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})

@@ -52,7 +52,7 @@ from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import counted
 from pliant.tools.report.fairness import Fairness, fairness, promise
 from pliant.tools.report.isolated import Point, distinct_pairs, rate_at, reference_jobs
-from pliant.tools.report.job_columns import Booleans, Floats, Jobs, known, largest, mean_known
+from pliant.tools.report.job_arrays import Booleans, Floats, Jobs, known, largest, mean_known
 from pliant.tools.report.measured_speeds import guesses_speeds
 from pliant.tools.report.records import RunRecord, Usage, gpu_usage, in_turn
 

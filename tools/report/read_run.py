@@ -55,7 +55,7 @@ from pliant.tools.report.allocations import (
     allocations,
     is_one_of,
 )
-from pliant.tools.report.job_columns import Integers, JobExtras, Jobs, smallest_type
+from pliant.tools.report.job_arrays import Integers, JobExtras, Jobs, smallest_type
 from pliant.tools.report.job_record import Forecast, ObservedStep, Specs
 from pliant.tools.report.measured_speeds import REPORTS, ProgressReports, guesses_speeds, measured
 from pliant.tools.report.records import RunRecord

@@ -18,7 +18,7 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import counted
 from pliant.tools.report.allocations import STOPS
-from pliant.tools.report.job_columns import BLOCK, Jobs, ascending, smallest_type
+from pliant.tools.report.job_arrays import BLOCK, Jobs, ascending, smallest_type
 from pliant.tools.report.job_record import Outcome
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import RUN_METRICS, PairedJcts, Reference, RunMetrics, StepTime, TeamFigures
 from pliant.schemas.text import counted, in_gpu_hours, shortened
 from pliant.tools.report.fairness import Fairness, References
-from pliant.tools.report.job_columns import START, Jobs, optional
+from pliant.tools.report.job_arrays import START, Jobs, optional
 from pliant.tools.report.job_record import Outcome
 from pliant.tools.report.metrics import (
     NOTHING_MORE,

@@ -22,7 +22,7 @@ from pliant.schemas.file_io.json_lines import is_json, key_given_twice
 from pliant.schemas.job import Job, SharedParts
 from pliant.schemas.job_table import JobTable
 from pliant.schemas.runinfo import SubmitDetail
-from pliant.tools.report.job_columns import Floats, Integers
+from pliant.tools.report.job_arrays import Floats, Integers
 from pliant.tools.report.job_record import Curve
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _ONLY_CURVES: Final = frozenset({"curve", "rates"})
 
 
 class StatedColumns(NamedTuple):
-    """What submissions state; arrays of shape (jobs,), as :class:`~pliant.tools.report.job_columns.Jobs` has
+    """What submissions state; arrays of shape (jobs,), as :class:`~pliant.tools.report.job_arrays.Jobs` has
     them, but that times are those of the log.
     """
 

@@ -13,7 +13,7 @@ from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_events
 from pliant.schemas.job import trace_hash
 from pliant.tools.report.groups import groups
-from pliant.tools.report.job_columns import smallest_type
+from pliant.tools.report.job_arrays import smallest_type
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import gpu_usage
 from pliant.tools.report.report import compare_jcts, make_report, paired_jcts_s

@@ -38,7 +38,7 @@ from pliant.tools.report.figures.style import (
     whole_numbers,
 )
 from pliant.tools.report.groups import Group, groups
-from pliant.tools.report.job_columns import Floats, known
+from pliant.tools.report.job_arrays import Floats, known
 from pliant.tools.report.job_record import JobRecord
 from pliant.tools.report.metrics import completions, team_gpus_over_time
 from pliant.tools.report.records import kind

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from pliant.tools.report.figures.plots import REFERENCE_NAMES, cumulated, jcts
 from pliant.tools.report.figures.style import LineStyle, run_styles
-from pliant.tools.report.job_columns import known
+from pliant.tools.report.job_arrays import known
 from pliant.tools.report.metrics import completions
 from pliant.tools.report.rendering.sections import TimeUnit, time_unit
 from pliant.tools.report.report import Report

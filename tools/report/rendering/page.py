@@ -29,7 +29,7 @@ from pliant.tools.report.fairness import REFERENCES, Fairness
 from pliant.tools.report.figures.plots import REFERENCE_NAMES
 from pliant.tools.report.figures.style import area_colour
 from pliant.tools.report.groups import groups
-from pliant.tools.report.job_columns import OUTCOMES, Floats, Jobs, known, largest, mean_known, optional
+from pliant.tools.report.job_arrays import OUTCOMES, Floats, Jobs, known, largest, mean_known, optional
 from pliant.tools.report.records import RunRecord, in_turn, kind, parameters_text
 from pliant.tools.report.rendering.charts import charts, swatches
 from pliant.tools.report.rendering.sections import (

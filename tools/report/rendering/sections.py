@@ -14,7 +14,7 @@ from pliant.schemas.cluster import OTHERS
 from pliant.schemas.metrics import JOB_METRICS, RUN_METRICS, RUN_ROWS, Kind, RunMetrics, Unpredicted
 from pliant.schemas.text import counted
 from pliant.tools.report.fairness import REFERENCES, promise, why_unpromised
-from pliant.tools.report.job_columns import optional
+from pliant.tools.report.job_arrays import optional
 from pliant.tools.report.report import Report, RunReport
 
 Row = dict[str, Any]

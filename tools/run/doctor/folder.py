@@ -19,7 +19,7 @@ from pliant.schemas.text import (
     when_text,
 )
 from pliant.tools.run.doctor.site import Check, Site, first_line, ok, problem, warning
-from pliant.tools.run.gateway.access import ADVICE, obstacle
+from pliant.tools.run.gateway.readable_install import ADVICE, obstacle
 from pliant.tools.run.statedir.directory import ROOT, holder_of
 from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.requests import Spool

@@ -29,13 +29,13 @@ from pliant.schemas.io import cluster_of, job_file
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted, one_line
 from pliant.tools.run.gateway import protocol as asked
+from pliant.tools.run.gateway.caller import Caller
 from pliant.tools.run.gateway.permissions import (
     HISTORY,
     STACKS,
     STATUS,
     USES,
     AccountLimits,
-    Caller,
     Roles,
     View,
     events_for,

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder
-from pliant.tools.run.gateway.permissions import Caller
+from pliant.tools.run.gateway.caller import Caller
 from pliant.tools.run.gateway.protocol import as_line, error_document, with_value
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 

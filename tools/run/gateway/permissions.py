@@ -10,17 +10,14 @@ public is left out: fields that are added later are private until they are liste
 
 from __future__ import annotations
 
-import grp
 import logging
 import os
-import pwd
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -30,9 +27,10 @@ from pliant.schemas.events import Ordered, Reloaded, RunBegan, Submitted, Traine
 from pliant.schemas.file_io.record import BoundedFloat, PositiveFloat, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import TeamStanding
+from pliant.tools.run.gateway.caller import Caller
 from pliant.tools.run.gateway.protocol import check_path_owners
 from pliant.tools.run.statedir.contract.stacks import WorkerStack
-from pliant.tools.run.statedir.directory import ROOT, Account, account_name
+from pliant.tools.run.statedir.directory import ROOT, Account
 from pliant.tools.run.statedir.log.fold import AttemptState, GpuUse, JobLog, LeftOut, RetryState, RunLog
 from pliant.tools.run.watch.job_page import Happened
 from pliant.tools.run.watch.status import Hidden, Status
@@ -41,9 +39,6 @@ from pliant.tools.run.watch.top import Use
 MAX_FILE_BYTES: Final = 1 << 20
 POLL_INTERVAL_S: Final = 1.0
 """Seconds between two checks of the file."""
-GROUPS_TTL_S: Final = 60.0
-"""Seconds for which the groups of an account are cached."""
-_NO_GROUP: Final = 65534
 _log = logging.getLogger("pliant")
 Visibility = Literal["public", "private"]
 
@@ -114,43 +109,6 @@ class Roles(Record):
 
     def limits_for(self, who: Account) -> AccountLimits:
         return self.limits_of.get(who.name, self.limits)
-
-
-class Caller(NamedTuple):
-    """An account with the groups that it is in."""
-
-    uid: int
-    name: str
-    gid: int
-    groups: frozenset[str]
-
-    @classmethod
-    def of(cls, uid: int) -> Caller:
-        return _person(uid, int(time.monotonic() / GROUPS_TTL_S))
-
-    @property
-    def account(self) -> Account:
-        return Account(self.uid, self.name)
-
-    def is_among(self, names: Iterable[str]) -> bool:
-        return any(name[1:] in self.groups if name.startswith("@") else name == self.name for name in names)
-
-
-@lru_cache(maxsize=4096)
-def _person(uid: int, _at: int) -> Caller:
-    try:
-        account = pwd.getpwuid(uid)
-    except KeyError:
-        return Caller(uid, account_name(uid), _NO_GROUP, frozenset())
-    return Caller(uid, account.pw_name, account.pw_gid, frozenset(_groups(account)))
-
-
-def _groups(found: pwd.struct_passwd) -> Iterable[str]:
-    for gid in os.getgrouplist(found.pw_name, found.pw_gid):
-        try:
-            yield grp.getgrgid(gid).gr_name
-        except KeyError:
-            continue
 
 
 def read_roles(path: Path) -> Roles:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -294,20 +294,6 @@ def _exactly(file: Any, count: int) -> bytes:
 
 SOCKET: Final = "socket"
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
-_CREDENTIALS: Final = struct.Struct("iII")
-
-
-class Peer(NamedTuple):
-    """The process at the other end of a socket."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
-def peer_of(connection: socket.socket) -> Peer:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return Peer(*_CREDENTIALS.unpack(credentials))
 
 
 @contextmanager

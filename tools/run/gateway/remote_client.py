@@ -18,6 +18,7 @@ from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.io import cluster_of, job_file
 from pliant.schemas.job import Job, arriving_at
 from pliant.tools.run.gateway import protocol as asked
+from pliant.tools.run.gateway.caller import peer_of
 from pliant.tools.run.gateway.client import JobEnd, JobOrder, NodeOrder, OutputPart, SubmitOptions
 from pliant.tools.run.gateway.munge_transport import Munge, send
 from pliant.tools.run.gateway.permissions import HISTORY, STACKS, STATUS, USES, with_active_jobs
@@ -25,7 +26,6 @@ from pliant.tools.run.gateway.protocol import (
     as_line,
     error_of,
     gateway_address,
-    peer_of,
     pieces_from,
     value_in,
 )

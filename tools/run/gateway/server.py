@@ -26,9 +26,10 @@ from pydantic import ValidationError
 from pliant.schemas.errors import BadInputError, LockedError, PliantError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.text import counted, harmless
+from pliant.tools.run.gateway.caller import Caller, peer_of
 from pliant.tools.run.gateway.handlers import RequestHandlers
 from pliant.tools.run.gateway.munge_transport import munge_listener
-from pliant.tools.run.gateway.permissions import AccountLimits, Caller, RolesFile
+from pliant.tools.run.gateway.permissions import AccountLimits, RolesFile
 from pliant.tools.run.gateway.protocol import (
     REQUEST,
     REQUEST_TIMEOUT_S,
@@ -37,7 +38,6 @@ from pliant.tools.run.gateway.protocol import (
     error_document,
     gateway_address,
     last_piece,
-    peer_of,
     piece,
     read_line,
     with_value,

@@ -25,7 +25,8 @@ from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.text import one_line
 from pliant.tools.run.backends.protocol import PATH
-from pliant.tools.run.gateway.permissions import Caller, SubmitHook
+from pliant.tools.run.gateway.caller import Caller
+from pliant.tools.run.gateway.permissions import SubmitHook
 from pliant.tools.run.statedir.directory import ROOT
 
 LABEL: Final = "submit_hook"

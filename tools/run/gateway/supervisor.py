@@ -14,8 +14,8 @@ from typing import IO, Final
 from pliant.schemas.errors import PliantError, ServiceMissingError, UsageError
 from pliant.tools.run.backends.slurm.commands import ask, show_config
 from pliant.tools.run.backends.slurm.parsing import settings
-from pliant.tools.run.gateway.access import ADVICE, obstacle
 from pliant.tools.run.gateway.permissions import read_roles
+from pliant.tools.run.gateway.readable_install import ADVICE, obstacle
 from pliant.tools.run.statedir.directory import StateDir, make_shared
 
 RESTART_DELAY_S: Final = 1.0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from pliant.schemas.cluster import Owner
 from pliant.schemas.quantities import duration_words, read_duration
 from pliant.schemas.text import shortened
+from pliant.tools.schedule.entitlements import GpuUsage
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.backfill import FreeAhead, waits
 from pliant.tools.schedule.policies.common import (
@@ -25,7 +26,6 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
-from pliant.tools.schedule.quota import GpuUsage
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pliant.tools.schedule.session.changes import make
 from pliant.tools.schedule.session.cluster import ClusterNodes
 
 if TYPE_CHECKING:
-    from pliant.tools.schedule.quota import TeamUsage
+    from pliant.tools.schedule.entitlements import TeamUsage
 
 
 class Allocator:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pliant.schemas.cluster import ANY_TYPE, Owner
 from pliant.schemas.text import in_gpus
+from pliant.tools.schedule.entitlements import Claim, Entitlement, TeamUsage, claims_of, entitle
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_type, gpus_of
-from pliant.tools.schedule.quota import Claim, Entitlement, TeamUsage, claims_of, entitle
 from pliant.tools.schedule.rates import Speeds, cut
 from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.assignment import Demands

@@ -38,7 +38,7 @@ from pliant.tools.schedule.snapshot import Change
 
 if TYPE_CHECKING:
     from pliant.schemas.profile import Profile
-    from pliant.tools.schedule.quota import TeamUsage
+    from pliant.tools.schedule.entitlements import TeamUsage
 
 T = TypeVar("T")
 STATES: Final = (ChangesState, NodesState, QuarantineState, BookState, HiddenJobs)

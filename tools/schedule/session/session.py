@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pliant.schemas.job import Job
     from pliant.schemas.schedule import PolicyState
-    from pliant.tools.schedule.quota import TeamUsage
+    from pliant.tools.schedule.entitlements import TeamUsage
     from pliant.tools.schedule.session.team_quota import TeamQuota
     from pliant.tools.schedule.snapshot import Oracle
 
@@ -94,7 +94,7 @@ class Session:
         # The policies of the owners, where teams share the cluster; they are asked instead of `policy`.
         self.quota: TeamQuota | None = None
         if cluster.shares is not None:
-            from pliant.tools.schedule.quota import TeamUsage
+            from pliant.tools.schedule.entitlements import TeamUsage
             from pliant.tools.schedule.session.team_quota import TeamQuota
 
             self.usage = TeamUsage.under(cluster.shares)

@@ -1,10 +1,10 @@
 """The parts of a shared cluster: a policy of its own for each owner, asked about that owner's GPUs and jobs.
 
 Any policy serves a shared cluster unchanged. At each decision the entitlements are computed
-(:mod:`pliant.tools.schedule.quota`), GPUs that were lent come back, and the cluster is divided: an owner has
-the GPUs that its jobs hold, and of the free ones as many as it is entitled to, whole nodes first. Then each
-owner's policy is asked about its part alone. The counts of a part bind; where a policy names no nodes, jobs
-are placed on the whole cluster, so that parts do not scatter them.
+(:mod:`pliant.tools.schedule.entitlements`), GPUs that were lent come back, and the cluster is divided: an
+owner has the GPUs that its jobs hold, and of the free ones as many as it is entitled to, whole nodes first.
+Then each owner's policy is asked about its part alone. The counts of a part bind; where a policy names no
+nodes, jobs are placed on the whole cluster, so that parts do not scatter them.
 
 A part has all nodes of the cluster under their own indices, with the GPUs that are its own; a node on
 which it has none is down for it.
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.cluster import ANY_TYPE, Owner
 from pliant.schemas.schedule import TeamStanding
+from pliant.tools.schedule.entitlements import Claim, TeamUsage
 from pliant.tools.schedule.jobs import JobState, NodeState, gpus_by_type
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
-from pliant.tools.schedule.quota import Claim, TeamUsage
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.reclaim import Declined, Reclaim, in_words, left_in, own_part
 from pliant.tools.schedule.session.rules import RuleBook

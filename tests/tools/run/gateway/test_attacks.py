@@ -19,6 +19,7 @@ import pytest
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.gateway import supervisor
+from pliant.tools.run.gateway.caller import Caller
 from pliant.tools.run.gateway.handlers import RequestHandlers
 from pliant.tools.run.gateway.munge_transport import (
     REQUEST_SUFFIX,
@@ -29,7 +30,7 @@ from pliant.tools.run.gateway.munge_transport import (
     requests_folder,
     send,
 )
-from pliant.tools.run.gateway.permissions import AccountLimits, Caller, Roles, read_roles
+from pliant.tools.run.gateway.permissions import AccountLimits, Roles, read_roles
 from pliant.tools.run.gateway.protocol import SOCKET, OrderJobs, as_line, read_line, value_in
 from pliant.tools.run.gateway.supervisor import supervised_gateway
 from pliant.tools.run.service.submit import submit

@@ -10,7 +10,8 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.run.gateway import remote_client
-from pliant.tools.run.gateway.permissions import Caller, Roles, events_for
+from pliant.tools.run.gateway.caller import Caller
+from pliant.tools.run.gateway.permissions import Roles, events_for
 from pliant.tools.run.service.reload import ClusterFile, refusal_event
 from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.gateway.people import ADA, BOB, EVE, LEA, NODE, OPS, ROLES, Shared

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.tools.run.gateway.permissions import Caller, SubmitHook
+from pliant.tools.run.gateway.caller import Caller
+from pliant.tools.run.gateway.permissions import SubmitHook
 from pliant.tools.run.gateway.submit_hook import LABEL, through_hook
 from tests.builders import job
 from tests.tools.run.gateway import people

@@ -11,7 +11,7 @@ import pytest
 from pliant.cli.whatif_answer import enlarged
 from pliant.schemas.errors import InfeasibleError, UsageError
 from pliant.tools.run.gateway import handlers
-from pliant.tools.run.gateway.permissions import Caller
+from pliant.tools.run.gateway.caller import Caller
 from pliant.tools.run.gateway.protocol import WhatIfQuestion
 from pliant.tools.run.gateway.supervisor import supervised_gateway
 from pliant.tools.run.statedir.directory import StateDir

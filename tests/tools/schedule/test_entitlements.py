@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import OTHERS, Cluster, Owner, Shares
+from pliant.tools.schedule.entitlements import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.quota import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
 from pliant.tools.schedule.registry import make_policy
 from tests.builders import TimedSteps, cluster, job, mixed_cluster, opened
 from tests.effort import examples

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.gateway import access
-from pliant.tools.run.gateway.access import closed_to_others
+from pliant.tools.run.gateway import readable_install
+from pliant.tools.run.gateway.readable_install import closed_to_others
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder above which nothing counts as closed."""
-    allows, above = access._allows, {tmp_path, *tmp_path.parents}
-    monkeypatch.setattr(access, "_allows", lambda path, needed: path in above or allows(path, needed))
+    allows, above = readable_install._allows, {tmp_path, *tmp_path.parents}
+    monkeypatch.setattr(
+        readable_install, "_allows", lambda path, needed: path in above or allows(path, needed)
+    )
     (tmp_path / "home" / "bin").mkdir(parents=True)
     for each in (tmp_path / "home", tmp_path / "home" / "bin"):
         each.chmod(0o755)
