@@ -120,6 +120,10 @@ class Gang:
     def outcomes_of(self, *workers: int) -> list[str]:
         return [self.outcome(worker).outcome for worker in workers]
 
+    def warnings(self) -> list[str]:
+        details = [event.detail or {} for event in self.events("progress")]
+        return [detail["warning"] for detail in details if "warning" in detail]
+
     def events(self, name: str) -> list[Event]:
         path = self.here.progress
         there = path.exists() and path.stat().st_size > 0  # it is made a moment before it is written to
