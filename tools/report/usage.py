@@ -48,7 +48,7 @@ class GroupUsage:
     gpu_s: dict[str, float] = field(default_factory=dict)
     """GPU seconds by GPU type; of GPUs that two jobs share one half."""
     lost_gpu_s: float = 0.0
-    """Of these, without training, for starts, changes and checkpoints."""
+    """GPU seconds among these without training: for starts, changes and checkpoints."""
     money: float = 0.0
 
     @property
@@ -85,8 +85,8 @@ class UsageFold:
         self._cluster: Cluster | None = None
         self._kind_of: dict[str, str] = {}
         self._jobs: dict[str, _Holder] = {}
+        # Groups of ended jobs, which a requeue may start again; in the second they are counted.
         self._ended: tuple[dict[str, GroupUsage], ...] = ({}, {})
-        """Groups of ended jobs, which a requeue may take up again; in the second they are counted."""
         self._teams: dict[tuple[str, ...], str] = {}
 
     def take(self, row: Mapping[str, Any]) -> None:
