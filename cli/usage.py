@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated, Literal
 
@@ -47,19 +48,16 @@ def usage(
 
     Example: pliant usage --by project -f csv > november.csv
     """
-    import sys
-
     from pliant.tools.report.usage import UsageFold, take_lines, usage_csv, usage_document, usage_text
     from pliant.tools.run.gateway.connect import client_for
 
     client, now_s = client_for(state_directory(state)), time.time()
-    until_s = now_s if until is None else min(until, now_s)
-    fold = UsageFold([name for name in by.split(",") if name], since or 0.0, until_s)
+    since_s, until_s = since or 0.0, now_s if until is None else min(until, now_s)
+    fold = UsageFold([name for name in by.split(",") if name], since_s, until_s)
     take_lines(client.whole_log(), fold, str(client.state))
     fold.finish(until_s if client.is_served else None)
-    begins_s = since if since is not None else 0.0
     if format == "json":
-        out_text(usage_document(fold, begins_s, until_s))
+        out_text(usage_document(fold, since_s, until_s))
     elif format == "csv":
         out_text(usage_csv(fold))
     else:

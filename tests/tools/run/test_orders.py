@@ -9,7 +9,7 @@ from pliant.cli.status import Form, status
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.job import Changes
-from pliant.tools.run.service.drain_notices import Notice, Notices
+from pliant.tools.run.service.drain_notices import DrainNotices, Notice
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes
 from pliant.tools.run.statedir.directory import StateDir
@@ -296,7 +296,7 @@ def leave(site: Site, node: str, within_s: float) -> Callable[[], None]:
 
 
 def test_notices_outlive_a_restart_and_the_earlier_one_counts() -> None:
-    found = Notices()
+    found = DrainNotices()
     assert found.update({"n0": DRAIN, "n1": Drain("bob", 1000.0, now=True)}, 1010.0, 5.0)
     assert found.by_node == {"n0": Notice(stop_s=40.0, term_s=70.0, over_s=85.0)}
     assert not found.update({"n0": DRAIN}, 5000.0, 6.0), "the system's clock was set"
@@ -307,7 +307,7 @@ def test_notices_outlive_a_restart_and_the_earlier_one_counts() -> None:
     found.update({"n0": DRAIN}, 1090.0, 8.0)
     assert found.by_node == {}, "no run was there in time: jobs leave as after --now"
     # A job on two nodes leaves by the earlier times.
-    found = Notices()
+    found = DrainNotices()
     long = Drain("bob", 900.0, now=True, until_s=1100.0)  # half of it is left already, and 30 s for SIGTERM
     found.update({"n0": DRAIN, "n1": long}, 1000.0, 0.0)
     assert found.by_node == {"n0": Notice(45.0, 75.0, 90.0), "n1": Notice(0.0, 70.0, 100.0)}

@@ -45,7 +45,7 @@ class Notice:
         )
 
 
-class Notices:
+class DrainNotices:
     """The notices in force, by node."""
 
     def __init__(self) -> None:

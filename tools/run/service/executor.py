@@ -33,7 +33,7 @@ from pliant.tools.run.service.allocation import (
     way_to,
 )
 from pliant.tools.run.service.commands import assignment_of, copies, hand_out, read_plan
-from pliant.tools.run.service.drain_notices import Notices
+from pliant.tools.run.service.drain_notices import DrainNotices
 from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, Submitters, next_handle
@@ -102,7 +102,7 @@ class Executor:
         self._unclear = UnreadableJobs(backend, timeouts)
         # Jobs whose units could not be looked at last: nothing is changed on what is no longer so.
         self._unseen: set[str] = set()
-        self._notices = Notices()
+        self._notices = DrainNotices()
         self._log = RunLog()
 
     @property
