@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts.chaos.world import MEMORY, World
 from benchmarks.parts.fault_sequences import silent
 from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Notify
@@ -23,7 +24,6 @@ from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.report.usage import UsageFold, take_lines
 from pliant.tools.run.service.notices import Notices
 from pliant.tools.run.statedir.directory import StateDir
-from tests.tools.run.simulated.world import MEMORY, World
 
 MEASURES: Final = ("tools/run/service", "tools/schedule/session/reload.py", "tools/report/usage.py")
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+from benchmarks.parts.chaos.world import PATIENT
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import ALLOCATION_EVENTS
 from pliant.schemas.io import read_events, write_cluster, write_schedule
 from pliant.schemas.job import Job
+from pliant.tools.run.backends.simulated.clock import SimulatedClock
+from pliant.tools.run.backends.simulated.nodes import SAMPLES, SimulatedNodes
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.submit import submit
@@ -19,9 +22,6 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.state import Clock
 from pliant.tools.run.watch import status
 from pliant.tools.schedule.decide import Question
-from tests.tools.run.simulated.clock import SimulatedClock
-from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes
-from tests.tools.run.simulated.world import PATIENT
 
 WORK: Final = 1e9
 MINUTE_S: Final = 60.0

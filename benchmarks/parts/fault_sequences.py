@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts.chaos.world import DEEDS, MEMORY, POLICIES, live_through
 from benchmarks.parts.figure import Figure
-from tests.tools.run.simulated.world import DEEDS, MEMORY, POLICIES, live_through
 
 SEQUENCES: Final = 1000
 LENGTHS: Final = (5, 30)

@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts.chaos.world import MEMORY
 from benchmarks.parts.crontab import moves_without_news
 from benchmarks.parts.figure import Figure
-from tests.tools.run.simulated.world import MEMORY
 
 JOBS: Final = 1000
 IN_A_RUN: Final = 10

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts.chaos.world import MEMORY
 from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
+from pliant.tools.run.backends.simulated.clock import SimulatedClock
+from pliant.tools.run.backends.simulated.nodes import SAMPLES, SimulatedNodes
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import Clock
 from pliant.tools.schedule.decide import Question
-from tests.tools.run.simulated.clock import SimulatedClock
-from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes
-from tests.tools.run.simulated.world import MEMORY
 
 NODES: Final = 1000
 GPUS: Final = 8
@@ -117,8 +117,8 @@ class _Site:
         began_s = time.process_time()
         self._loop.step()
         took_s = time.process_time() - began_s
-        if self._nodes.wrongs:
-            raise RuntimeError(self._nodes.wrongs[0])
+        if self._nodes.violations:
+            raise RuntimeError(self._nodes.violations[0])
         return took_s
 
     def change(self, turns: int) -> Iterator[float]:

@@ -18,6 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.parts.chaos.world import MEMORY, live_through
 from benchmarks.parts.fault_sequences import sequence, silent
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError
@@ -34,7 +35,6 @@ from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import make_report
 from pliant.tools.schedule.registry import policy_names
 from tests.builders import cluster, job, mixed_cluster
-from tests.tools.run.simulated.world import MEMORY, live_through
 from tests.tools.run.stories import Story
 
 RUNS: Final = 40

@@ -15,6 +15,7 @@ from typing import Final
 
 from rich.cells import cell_len
 
+from benchmarks.parts.chaos.world import DEEDS, MEMORY, World
 from benchmarks.parts.fault_sequences import sequence, silent
 from benchmarks.parts.figure import Figure
 from pliant.schemas.errors import PliantError
@@ -24,7 +25,6 @@ from pliant.tools.run.watch.job_status import statuses
 from pliant.tools.run.watch.screen import CELLS, status_text
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.registry import policy_names
-from tests.tools.run.simulated.world import DEEDS, MEMORY, World
 from tests.tools.run.stories import Story
 
 STATES: Final = 60

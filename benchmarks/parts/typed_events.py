@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.parts.chaos.world import MEMORY, live_through
 from benchmarks.parts.fault_sequences import sequence, silent
 from benchmarks.parts.figure import Figure
 from pliant.schemas.event import Event
@@ -17,7 +18,6 @@ from pliant.schemas.events import row_of, typed
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.io import read_events
 from tests.tools.replay.any_world import EVENT_DRIVEN, world
-from tests.tools.run.simulated.world import MEMORY, live_through
 
 
 def figures(replays: int = 200, lives: int = 20) -> list[Figure]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.chaos.hazard import Death, Hazard
 from pliant.schemas.container import Container
 from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.start import ONE_WORKER, RUN_TORCHRUN, child_environment
@@ -26,7 +27,6 @@ from pliant.tools.run.service.commands import (
 )
 from pliant.tools.run.statedir.contract.folders import AttemptDir, DamagedError, JobDir
 from tests.builders import job
-from tests.tools.run.simulated.hazard import Death, Hazard
 
 FOLDER = Path("/state/jobs/a")
 ATTEMPT = AttemptDir(FOLDER / "attempts" / "1")

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.parts.chaos.world import DEEDS, MEMORY, POLICIES, World, live_through
 from pliant.schemas.io import read_events
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.run.watch.job_page import status_document
 from pliant.tools.run.watch.status import Watcher, closed_lines
 from tests.builders import cluster
-from tests.tools.run.simulated.world import DEEDS, MEMORY, POLICIES, World, live_through
 
 deeds = st.tuples(st.sampled_from(("submit", "submit", "submit", *DEEDS)), st.integers(0, 999))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.parts.chaos.world import World
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_cluster
@@ -16,7 +17,6 @@ from pliant.tools.run.service.run import Interrupts
 from pliant.tools.run.service.submit import order_nodes
 from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.state import read_log
-from tests.tools.run.simulated.world import World
 
 N0, N1 = {"name": "n0", "gpus": 2}, {"name": "n1", "gpus": 2}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.parts.chaos.world import POLICIES, World
 from pliant.schemas.cluster import Sharing
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_events, read_schedule, write_schedule
@@ -25,7 +26,6 @@ from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster
 from tests.tools.run.instant import InstantBackend
-from tests.tools.run.simulated.world import POLICIES, World
 from tests.tools.run.site import Site
 
 TOGETHER = Sharing(unmeasured="together", speed=0.8)
@@ -125,7 +125,7 @@ def pair(folder: Path, *node_gpus: int) -> Iterator[World]:
             world.turn_until(lambda name=name: world.nodes.trained.get(name) is not None)
         world.turn_until(lambda: all(one.trains is not None for one in world.nodes.training()))
         yield world
-        assert world.nodes.wrongs == []
+        assert world.nodes.violations == []
 
 
 def lose_slot(world: World, name: str) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.parts.chaos.world import POLICIES, World, trains
 from pliant.schemas.errors import BadInputError, LockedError, ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.io import read_events, read_schedule, write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, UnitStatus
+from pliant.tools.run.backends.simulated.nodes import SimulatedNodes
 from pliant.tools.run.service import launching as runnable
 from pliant.tools.run.service import loop as turns
 from pliant.tools.run.service.executor import STARTING_S, UNSEEN_S, KillList
@@ -39,8 +41,6 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
 from tests.tools.run.instant import InstantBackend
-from tests.tools.run.simulated.nodes import SimulatedNodes
-from tests.tools.run.simulated.world import POLICIES, World, trains
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_run_that_dies_at_its_beginning_is_taken_up(tmp_path: Path) -> None:
             if begun.loop is not None:
                 break
             begun.turn_until(lambda world=begun: bool(world.dirs.events.exists() and world.events("finish")))
-            assert begun.nodes.wrongs == []
+            assert begun.nodes.violations == []
         finally:
             begun.close()
     assert 10 < call < 59, "it dies at each of its first calls, until it outlives them"
@@ -375,7 +375,7 @@ def test_a_stop_that_a_dead_run_has_begun_comes_to_its_end(world: World) -> None
     assert len(world.nodes.attempts) == 1, "its workers are still there"
     world.end_loop(0)
     world.turn_until(lambda: len(world.nodes.attempts) == 2, most=15)
-    assert world.nodes.wrongs == []
+    assert world.nodes.violations == []
 
 
 def test_of_two_runs_in_an_empty_folder_only_one_begins(tmp_path: Path) -> None:
@@ -523,7 +523,7 @@ def test_a_job_with_an_unreadable_plan_keeps_its_slots(world: World, order: str,
     assert world.attempts("b") == [], "and waits for the workers of the other"
     world.show_plans(0)
     world.turn_until(lambda: world.slots("b"))
-    assert world.nodes.wrongs == []
+    assert world.nodes.violations == []
 
 
 def test_a_job_with_an_unreadable_plan_stays_where_it_is(world: World, caplog: pytest.LogCaptureFixture):
@@ -541,7 +541,7 @@ def test_a_job_with_an_unreadable_plan_stays_where_it_is(world: World, caplog: p
     for _ in range(5):
         world.turn()
     assert (world.slots("b"), world.attempts("b")) == ({"n0/1"}, [1]), "it trains on where it is"
-    assert (world.slots("c"), world.nodes.wrongs) == ({"n0/0"}, [])
+    assert (world.slots("c"), world.nodes.violations) == ({"n0/0"}, [])
 
 
 @pytest.mark.parametrize("error", [BROKEN, TOO_MANY_FILES])
@@ -564,20 +564,20 @@ def test_a_start_that_fails_halfway_is_repeated_later(world: World, elastic: str
     assert str((requeued.detail or {})["reason"]).startswith("cannot be started: ")
     assert requeued.time - world.events("start")[0].time >= DIES_IN_S
     assert world.attempts("b") == [1]
-    assert world.nodes.wrongs == []
+    assert world.nodes.violations == []
 
 
 def test_a_started_job_that_cannot_be_seen_for_a_moment_goes_on(world: World) -> None:
     def fail_the_looks() -> None:
         if world.nodes.attempts:
-            world.nodes.next_looks += [TOO_MANY_FILES] * 2
+            world.nodes.next_polls += [TOO_MANY_FILES] * 2
             world.nodes.before_each = world.hazard.point
 
     world.nodes.before_each = fail_the_looks
     world.ask("a", 2, samples=100.0, low=1, high=4)
     world.turn()
     world.turn_until(lambda: world.events("finish"))
-    assert (world.attempts("a"), world.events("requeue"), world.nodes.wrongs) == ([1], [], [])
+    assert (world.attempts("a"), world.events("requeue"), world.nodes.violations) == ([1], [], [])
 
 
 def test_a_job_that_cannot_be_seen_keeps_its_slots(world: World) -> None:
@@ -589,12 +589,12 @@ def test_a_job_that_cannot_be_seen_keeps_its_slots(world: World) -> None:
     world.order_node(0)  # n0 is drained, and jobs leave it
     plan = world.dirs.job("a").plan.read_bytes()
     for _ in range(3):
-        world.nodes.next_looks += [TOO_MANY_FILES]
+        world.nodes.next_polls += [TOO_MANY_FILES]
         world.turn()
     assert world.events("shrink", "move"), "it is decided"
     assert world.dirs.job("a").plan.read_bytes() == plan, "and waits"
     world.turn_until(lambda: not any(slot.startswith("n0") for slot in world.slots("a")))
-    assert world.nodes.wrongs == []
+    assert world.nodes.violations == []
 
 
 # What could not be taken up.

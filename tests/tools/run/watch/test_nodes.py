@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
+from benchmarks.parts.chaos.world import World
 from pliant.tools.run.service.submit import order_nodes
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.run.watch.nodes import free_lines, node_page, node_uses, nodes_document, nodes_text
 from pliant.tools.run.watch.top import Use
 from tests.builders import cluster
-from tests.tools.run.simulated.world import World
 
 
 def test_nodes_say_who_holds_them_and_why_they_get_no_work(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.parts.chaos.hazard import Death, Hazard
 from pliant.schemas.errors import BadInputError, LockedError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import LOG_HEADER, sealed_lines
@@ -48,7 +49,6 @@ from pliant.tools.schedule.session.saved import Basis, LazyDict, Past, SavedSess
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job
 from tests.cli.calling import call
-from tests.tools.run.simulated.hazard import Death, Hazard
 from tests.tools.run.stories import BASIS, BEGAN_S, HAPPENINGS, NODES, UPDATING, Story, rebuilding
 
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
+from pliant.tools.run.backends.simulated.clock import SimulatedClock
+from pliant.tools.run.backends.simulated.workers import SimulatedUnit, SimulatedWorkers, Training
 from pliant.tools.run.statedir.contract.folders import JobDir
-from tests.tools.run.simulated.clock import SimulatedClock
-from tests.tools.run.simulated.workers import SimulatedUnit, SimulatedWorkers, Training
 
 SAMPLES: Final = "--samples"
 
@@ -36,20 +36,20 @@ class SimulatedNodes:
         self.clock = clock
         self.lost: set[str] = set()  # nodes that do not answer
         self.next_starts: list[OSError] = []  # what the next starts fail with
-        self.next_looks: list[Exception] = []  # what the next looks at units fail with
+        self.next_polls: list[Exception] = []  # what the next polls fail with
         # called when a launcher starts or stops something, before and after that is done
         self.before_each: Callable[[], None] = lambda: None
         self.disk_is_full = False
         self.attempts: dict[Handle, SimulatedWorkers] = {}  # all that were ever started
         self.trained: dict[str, Training] = {}  # by job
-        self.wrongs: list[str] = []  # what must never happen, and did
+        self.violations: list[str] = []  # what must never happen, and did
         self._cluster = cluster
         self._jobs = jobs
         self._of_jobs: dict[str, list[SimulatedWorkers]] = {}
         self._busy: dict[str, dict[str, SimulatedUnit]] = {}  # by slot and job
         self.most = 2 if cluster.sharing.unmeasured == "together" else 1  # jobs that may be on one slot
 
-    # What a launcher asks of it.
+    # The protocol of a backend.
 
     def nodes(self) -> Sequence[NodeInfo]:
         on_cpus = self._cluster.slots == "cpu"
@@ -62,10 +62,10 @@ class SimulatedNodes:
         ]
 
     def on(self, cluster: Cluster) -> "SimulatedNodes":
-        """What another launcher would see of a cluster."""
-        found = copy.copy(self)
-        found.change_cluster(cluster)
-        return found
+        """The same nodes, as another launcher sees them by another cluster."""
+        nodes = copy.copy(self)
+        nodes.change_cluster(cluster)
+        return nodes
 
     def change_cluster(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -82,14 +82,14 @@ class SimulatedNodes:
             raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH), away[0])
         workers = self.attempts.get(handle)
         if workers is None:
+            attempt = f"{handle.job}: attempt {handle.attempt}"
             before = self._of_jobs.setdefault(handle.job, [])
-            others = [one for one in before if one.runs]
-            self.wrongs += [f"{handle.job}: attempt {handle.attempt} beside {one.handle}" for one in others]
+            self.violations += [f"{attempt} beside {one.handle}" for one in before if one.runs]
             words = units[0].argv
             samples = float(words[words.index(SAMPLES) + 1])
             training = self.trained.setdefault(handle.job, Training(samples))
             if training.ends:
-                self.wrongs.append(f"{handle.job}: attempt {handle.attempt} after its end")
+                self.violations.append(f"{attempt} after its end")
             workers = self.attempts[handle] = SimulatedWorkers(handle, training)
             before.append(workers)
         first = len(workers.units)
@@ -101,7 +101,7 @@ class SimulatedNodes:
         for slot in unit.slots:
             there = {job: one for job, one in self._busy.get(slot, {}).items() if one.runs}
             if handle.job in there or len(there) >= self.most:
-                self.wrongs.append(f"{handle.job}: slot {slot} is in use")
+                self.violations.append(f"{handle.job}: slot {slot} is in use")
             self._busy[slot] = {**there, handle.job: unit}
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
@@ -113,8 +113,8 @@ class SimulatedNodes:
             workers.stop(level, only, self.clock.steady())
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        if self.next_looks:
-            raise self.next_looks.pop()
+        if self.next_polls:
+            raise self.next_polls.pop()
         return {
             handle: self.attempts[handle].statuses if handle in self.attempts else () for handle in handles
         }
@@ -123,14 +123,14 @@ class SimulatedNodes:
         return 0
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        found = []
+        handles = []
         for name in sorted(os.listdir(self._jobs)) if self._jobs.exists() else ():
             job = JobDir(self._jobs / name)
             if name not in over and (number := job.newest_attempt()):
-                found.append(Handle(name, number, job.attempt(number).path))
-        return found
+                handles.append(Handle(name, number, job.attempt(number).path))
+        return handles
 
-    # What goes on there.
+    # Time, and what it brings.
 
     def go_on(self, seconds: float) -> None:
         self.clock.advance(seconds)

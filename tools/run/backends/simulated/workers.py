@@ -82,18 +82,18 @@ class SimulatedWorkers:
     units: list[SimulatedUnit] = field(default_factory=list)
     trains: Plan | None = None  # the plan that they train under
     done: float = 0.0  # samples that are trained
-    said: int = 0  # events that its workers have written
+    reported: int = 0  # events that its workers have written
     # A script of its own was sent SIGTERM: if it then ends with 0, it counts as saved
     signalled: bool = False
     _plan: Plan | None = None
     _mark: tuple[int, int] = (0, 0)
-    _met_s: float = float("inf")
+    _rendezvous_s: float = float("inf")
     _alone_s: float = float("inf")
     _reported_s: float = float("-inf")
     _checkpoint_s: float = 0.0
 
     def start(self, units: Iterable[Unit], now_s: float) -> None:
-        self._look()
+        self._read_plan()
         for unit in units:
             slot = unit.env.get(ENV_SLOT, SLOT_FROM_RANK)
             self.units.append(SimulatedUnit(unit, self._slots(unit, slot), now_s + START_UP_S))
@@ -141,7 +141,7 @@ class SimulatedWorkers:
             self.units[number].end(1)
 
     def go_on(self, now_s: float, wall_s: float, seconds: float, *, room: bool) -> None:
-        self._look()
+        self._read_plan()
         for one in self.units:
             if one.runs and one.dies_s <= now_s:
                 one.end(-9)
@@ -150,7 +150,7 @@ class SimulatedWorkers:
             return
         for worker, one in enumerate(self.units):
             if one.runs and not one.stands_still:
-                self._show(worker, one, now_s, wall_s)
+                self._touch_presence(worker, one, now_s, wall_s)
         if room:
             self._obey(now_s, wall_s)
             self._train(now_s, wall_s, seconds)
@@ -165,10 +165,10 @@ class SimulatedWorkers:
             for one in self.units:
                 one.end(0)
 
-    def _look(self) -> None:
+    def _read_plan(self) -> None:
         try:
-            found = self.handle.job_files.plan.stat()
-            mark = (found.st_mtime_ns, found.st_ino)
+            stat = self.handle.job_files.plan.stat()
+            mark = (stat.st_mtime_ns, stat.st_ino)
             if mark != self._mark:
                 plan = read_record(self.handle.job_files.plan, "plan", Plan, tries=1)
                 self._mark = mark
@@ -177,11 +177,11 @@ class SimulatedWorkers:
         except (OSError, PliantError):
             return
 
-    def _show(self, worker: int, one: SimulatedUnit, now_s: float, wall_s: float) -> None:
+    def _touch_presence(self, worker: int, one: SimulatedUnit, now_s: float, wall_s: float) -> None:
         if one.lock < 0 and now_s >= one.ready_s:
             path = self.handle.files.presence(worker)
             one.lock = os.open(path.with_suffix(".new"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.fcntl(one.lock, fcntl.F_OFD_SETLK, _LOCK)  # a look from this very process sees it, too
+            fcntl.fcntl(one.lock, fcntl.F_OFD_SETLK, _LOCK)  # a probe from this very process sees it, too
             path.with_suffix(".new").replace(path)
         if one.lock >= 0:
             os.utime(one.lock, (wall_s, wall_s))
@@ -193,7 +193,7 @@ class SimulatedWorkers:
         if self.trains is not None and not all(one.obeys for one in self.units if one.runs):
             return
         if self.trains is None and not plan.abort:
-            self._meet(plan, now_s)
+            self._rendezvous(plan, now_s)
         if plan.abort:
             if self.trains is None or self._all_train(self.trains):
                 self._leave("stopped", 0)
@@ -208,18 +208,18 @@ class SimulatedWorkers:
             how = {} if first else {"mechanism": "in place"}
             detail = {"first_step": True, "generation": plan.generation, **how}
             batch, cost_s = plan.global_batch or BATCH, None if first else 0.5
-            self._say(
+            self._append(
                 Event(
                     wall_s, "progress", plan.job, global_batch=batch, detail=detail, overhead_seconds=cost_s
                 )
             )
             self._reported_s, self._checkpoint_s = float("-inf"), now_s
 
-    def _meet(self, plan: Plan, now_s: float) -> None:
+    def _rendezvous(self, plan: Plan, now_s: float) -> None:
         """Workers that are ready at the start wait for the others, up to a limit."""
         waiting = [number for number, one in enumerate(self.units) if one.is_ready and not one.stands_still]
-        self._met_s = min(self._met_s, now_s) if waiting else float("inf")
-        if now_s - self._met_s >= plan.timeout_s:
+        self._rendezvous_s = min(self._rendezvous_s, now_s) if waiting else float("inf")
+        if now_s - self._rendezvous_s >= plan.timeout_s:
             for number in waiting:
                 self._write_outcome(number, "crashed", "the others did not come")
                 self.units[number].end(1)
@@ -243,7 +243,7 @@ class SimulatedWorkers:
         self.done = min(self.training.samples, self.done + SAMPLES_PER_GPU_S * seconds * len(plan.workers))
         if now_s - self._checkpoint_s >= plan.checkpoint_s:
             self.training.saved, self._checkpoint_s = self.done, now_s
-            self._say(Event(wall_s, "checkpoint", plan.job, samples_done=self.done, overhead_seconds=0.1))
+            self._append(Event(wall_s, "checkpoint", plan.job, samples_done=self.done, overhead_seconds=0.1))
         if self.done >= self.training.samples:
             self.training.saved = self.done
             self.training.ends += 1
@@ -276,8 +276,8 @@ class SimulatedWorkers:
     def _write_outcome(
         self, worker: int, how: Literal["done", "stopped", "crashed", "left"], message: str = ""
     ) -> None:
-        found = WorkerOutcome(outcome=how, samples_done=self.training.saved, message=message)
-        self._replace(self.handle.files.outcome(worker), found.model_dump_json())
+        record = WorkerOutcome(outcome=how, samples_done=self.training.saved, message=message)
+        self._replace(self.handle.files.outcome(worker), record.model_dump_json())
 
     def _report(self, plan: Plan) -> None:
         batch = plan.global_batch or BATCH
@@ -296,8 +296,8 @@ class SimulatedWorkers:
         )
         write_progress(self.handle.job_files.progress, report)
 
-    def _say(self, event: Event) -> None:
-        self.said += 1
+    def _append(self, event: Event) -> None:
+        self.reported += 1
         with EventWriter(self.handle.files.progress) as writer:
             writer.append([event])
 

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from benchmarks.parts.chaos.accounts import check_story
+from benchmarks.parts.chaos.hazard import Death, Hazard
 from pliant.schemas.cluster import Cluster, Node, Shares, Sharing, Team, UserLimit
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_cluster, read_events, write_cluster
 from pliant.schemas.job import Job
+from pliant.tools.run.backends.simulated.clock import SimulatedClock
+from pliant.tools.run.backends.simulated.nodes import SAMPLES, SimulatedNodes
+from pliant.tools.run.backends.simulated.workers import SimulatedWorkers
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.members import Timeouts
@@ -35,10 +39,6 @@ from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
-from tests.tools.run.simulated.clock import SimulatedClock
-from tests.tools.run.simulated.hazard import Death, Hazard
-from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes
-from tests.tools.run.simulated.workers import SimulatedWorkers
 
 T = TypeVar("T")
 NODES: Final = (2, 2, 2)
@@ -274,7 +274,7 @@ class World:
 
     def fail_looks(self, number: int) -> None:
         """Too many files are open when the launcher looks at what runs."""
-        self.nodes.next_looks += [UnreadableError("too many open files")] * (1 + number % 4)
+        self.nodes.next_polls += [UnreadableError("too many open files")] * (1 + number % 4)
 
     def hide_plan(self, number: int) -> None:
         if job_id := chosen(sorted(self.accepted), number):
@@ -313,7 +313,7 @@ class World:
         """Whatever was in the way is gone, and every job comes to its end."""
         self.hazard.call_off()
         self.hazard.disk_is_full = self.hazard.disk_was_full = False
-        for obstacles in (self.hazard.hidden, self.nodes.lost, self.nodes.next_starts, self.nodes.next_looks):
+        for obstacles in (self.hazard.hidden, self.nodes.lost, self.nodes.next_starts, self.nodes.next_polls):
             obstacles.clear()
         if self.accepted:
             order_jobs(self.dirs.path, "release", sorted(self.accepted))
@@ -358,7 +358,7 @@ class World:
 
     def check(self) -> None:
         """Nothing acknowledged is lost, nothing ran twice, all samples count, and the log says so."""
-        assert self.nodes.wrongs == []
+        assert self.nodes.violations == []
         assert self.loop is not None
         events = read_events(self.dirs.events)
         log = fold(events)
@@ -377,8 +377,8 @@ class World:
             assert found.phase in ("finished", "cancelled") or found.reason, found
         for handle, workers in self.nodes.attempts.items():
             seen, found = log.jobs[handle.job].attempt.seen.get(handle.attempt, 0), log.jobs[handle.job]
-            assert seen <= workers.said, found
-            assert seen == workers.said or found.phase != "finished", found
+            assert seen <= workers.reported, found
+            assert seen == workers.reported or found.phase != "finished", found
         assert [one.handle for one in self.nodes.training()] == []
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Time that passes only when a test lets it pass."""
+"""Clocks that go on when they are advanced, for simulated nodes and who drives them."""
 
 import time
 from typing import Final
