@@ -253,9 +253,9 @@ class World:
             unit.stands_still = False
 
     def make_deaf(self, number: int) -> None:
-        """One obeys neither plans nor SIGTERM."""
+        """One responds neither to plans nor to SIGTERM."""
         if unit := chosen(self.nodes.running(), number):
-            unit.obeys = False
+            unit.responds = False
 
     def make_undying(self, number: int) -> None:
         """One hangs in the system: SIGKILL ends it later."""

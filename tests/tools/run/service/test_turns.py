@@ -132,7 +132,7 @@ def test_a_cancelled_job_has_its_nodes_until_it_is_gone(world: World) -> None:
     world.ask("a", 2)
     world.turn_until(world.nodes.training)
     (unit, *_) = world.nodes.running()
-    unit.obeys, unit.dies_in_s = False, 20.0
+    unit.responds, unit.dies_in_s = False, 20.0
     world.cancel(0)
     world.turn_until(lambda: world.events("cancel"))
     world.turn()
@@ -367,7 +367,7 @@ def test_a_stop_that_a_dead_run_has_begun_comes_to_its_end(world: World) -> None
     """Its workers react to nothing: without limits they would keep the job from ever being started again."""
     train(world, "a", 1e4)
     for unit in world.nodes.running():
-        unit.obeys = False
+        unit.responds = False
     world.order(0)  # held
     world.turn_until(lambda: world.events("preempt"))
     world.order(1)  # and released

@@ -15,7 +15,7 @@ from typing import Final
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.simulated.clock import SimulatedClock
-from pliant.tools.run.backends.simulated.workers import SimulatedUnit, SimulatedWorkers, Training
+from pliant.tools.run.backends.simulated.workers import SimulatedJob, SimulatedUnit, SimulatedWorkers
 from pliant.tools.run.statedir.contract.folders import JobDir
 
 SAMPLES: Final = "--samples"
@@ -41,7 +41,7 @@ class SimulatedNodes:
         self.before_each: Callable[[], None] = lambda: None
         self.disk_is_full = False
         self.attempts: dict[Handle, SimulatedWorkers] = {}  # all that were ever started
-        self.trained: dict[str, Training] = {}  # by job
+        self.trained: dict[str, SimulatedJob] = {}  # by job
         self.violations: list[str] = []  # what must never happen, and did
         self._cluster = cluster
         self._jobs = jobs
@@ -87,7 +87,7 @@ class SimulatedNodes:
             self.violations += [f"{attempt} beside {one.handle}" for one in before if one.runs]
             words = units[0].argv
             samples = float(words[words.index(SAMPLES) + 1])
-            training = self.trained.setdefault(handle.job, Training(samples))
+            training = self.trained.setdefault(handle.job, SimulatedJob(samples))
             if training.ends:
                 self.violations.append(f"{attempt} after its end")
             workers = self.attempts[handle] = SimulatedWorkers(handle, training)

@@ -35,7 +35,7 @@ _RUNNING: Final = UnitStatus("running")
 
 
 @dataclass(slots=True)
-class Training:
+class SimulatedJob:
     """What a job has on disk, over all its attempts."""
 
     samples: float  # the work of the whole job
@@ -53,7 +53,7 @@ class SimulatedUnit:
     status: UnitStatus = _RUNNING
     lock: int = -1
     stands_still: bool = False  # it was stopped by SIGSTOP
-    obeys: bool = True  # it obeys plans and SIGTERM
+    responds: bool = True  # to plans and to SIGTERM
     dies_in_s: float = 0.0  # what SIGKILL needs to end it
     dies_s: float = float("inf")
 
@@ -78,7 +78,7 @@ class SimulatedWorkers:
     """All units of one attempt."""
 
     handle: Handle
-    training: Training
+    training: SimulatedJob
     units: list[SimulatedUnit] = field(default_factory=list)
     trains: Plan | None = None  # the plan that they train under
     done: float = 0.0  # samples that are trained
@@ -127,7 +127,7 @@ class SimulatedWorkers:
                     one.end(-9)
             else:
                 self.signalled = True
-                if one.obeys and not one.stands_still:
+                if one.responds and not one.stands_still:
                     self._terminate(number)
 
     def _terminate(self, number: int) -> None:
@@ -190,7 +190,7 @@ class SimulatedWorkers:
         plan = self._plan
         if plan is None or (self.trains is not None and plan.generation <= self.trains.generation):
             return
-        if self.trains is not None and not all(one.obeys for one in self.units if one.runs):
+        if self.trains is not None and not all(one.responds for one in self.units if one.runs):
             return
         if self.trains is None and not plan.abort:
             self._rendezvous(plan, now_s)
