@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.parts.chaos.world import MEMORY, World
+from benchmarks.parts.dashboard import queries_without_data
 from benchmarks.parts.fault_sequences import silent
 from benchmarks.parts.figure import Figure
+from benchmarks.parts.parted import Part
 from pliant.schemas.cluster import Notify
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
@@ -25,7 +27,12 @@ from pliant.tools.report.usage import UsageFold, take_lines
 from pliant.tools.run.service.notices import Notices
 from pliant.tools.run.statedir.directory import StateDir
 
-MEASURES: Final = ("tools/run/service", "tools/schedule/session/reload.py", "tools/report/usage.py")
+MEASURES: Final = (
+    "tools/run/service",
+    "tools/schedule/session/reload.py",
+    "tools/report/usage.py",
+    "examples/monitoring",
+)
 
 CHANGES: Final = 100
 JOBS: Final = 3_000_000
@@ -37,20 +44,45 @@ _ELASTIC: Final = 20 * 7 + 1
 """Deed of a submission: two GPUs, elastic, some minutes."""
 
 
-def figures(changes: int = CHANGES, jobs: int = JOBS, notices: int = NOTICES) -> list[Figure]:
-    """Jobs lost, changes that came to nothing, and seconds of the processor for a bill."""
+def reloads(changes: int = CHANGES) -> list[Figure]:
     with silent(), tempfile.TemporaryDirectory(prefix="pliant-clusters-", dir=MEMORY) as folder:
         lost, made = _lost(Path(folder).resolve(), changes)
     return [
         Figure("reload_jobs_lost", float(lost), "jobs", 0.0),
         Figure("reloads_made", float(made), "changes", float(changes), at_least=True),
-        Figure("notices_lost", float(_notices_lost(notices)), "notices", 0.0),
-        Figure("usage_3m_jobs_s", _bill_s(jobs) * JOBS / jobs, "s", _LIMIT_S),
     ]
 
 
+def notices(count: int = NOTICES) -> list[Figure]:
+    return [Figure("notices_lost", float(_notices_lost(count)), "notices", 0.0)]
+
+
+def bills(jobs: int = JOBS) -> list[Figure]:
+    """Seconds of the processor for a bill."""
+    return [Figure("usage_3m_jobs_s", _bill_s(jobs) * JOBS / jobs, "s", _LIMIT_S)]
+
+
+def dashboards() -> list[Figure]:
+    """What Prometheus has no number of.
+
+    :raises NotMeasurableError: it is not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="pliant-dashboard-") as folder:
+        missing = queries_without_data(Path(folder))
+    return [Figure("dashboard_queries_without_data", float(len(missing)), "queries", 0.0)]
+
+
+PARTS: Final[dict[str, Part]] = {
+    "reloads": reloads,
+    "notices": notices,
+    "bills": bills,
+    "dashboard": dashboards,
+}
+
+
 def smallest() -> list[Figure]:
-    return figures(3, 1000, 5)
+    """Those without a test of their own that needs services."""
+    return [*reloads(3), *notices(5), *bills(1000)]
 
 
 def _lost(folder: Path, changes: int) -> tuple[int, int]:

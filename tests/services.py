@@ -44,6 +44,8 @@ PACKAGES: Final = {
     "podman": "podman",
     "runc": "runc",
     "systemd-analyze": "systemd",
+    "prometheus": "prometheus",
+    "prometheus-node-exporter": "prometheus-node-exporter",
 }
 """Commands that services need, and the packages of Debian that bring them."""
 SYSTEM_FOLDERS: Final = ("/usr/sbin", "/sbin")

@@ -39,7 +39,7 @@ class Family:
     """One metric, with a value for each set of labels."""
 
     name: str
-    kind: Literal["gauge", "counter", "info"]
+    kind: Literal["gauge", "counter"]
     help: str
     values: Sequence[tuple[Labels, float]]
     unit: str = ""
@@ -50,7 +50,7 @@ class Family:
         if self.unit:
             yield f"# UNIT {self.name} {self.unit}"
         yield f"# HELP {self.name} {self.help}"
-        ending = {"counter": "_total", "info": "_info"}.get(self.kind, "")
+        ending = "_total" if self.kind == "counter" else ""
         for labels, value in self.values:
             yield f"{self.name}{ending}{_labels(labels)} {_number(value)}"
 
@@ -59,7 +59,12 @@ def metrics_text(
     log: RunLog, nodes: Iterable[Node], now_s: float, team_of: TeamOf = lambda _job: None
 ) -> str:
     """The whole file; ``now_s`` is the time of this turn (UTC)."""
-    families = (*_capacity(log, nodes, now_s), *_jobs(log, team_of), *_totals(log), *_turns(log, now_s))
+    families = (
+        *_capacity(log, nodes, now_s),
+        *_jobs(log, team_of, now_s),
+        *_totals(log),
+        *_turns(log, now_s),
+    )
     return "".join(f"{line}\n" for family in families for line in family.lines()) + "# EOF\n"
 
 
@@ -93,21 +98,32 @@ def _closed(log: RunLog, name: str) -> Literal["down", "drained", ""]:
     return "drained" if name in log.drained else ""
 
 
-def _jobs(log: RunLog, team_of: TeamOf) -> Iterator[Family]:
+def _jobs(log: RunLog, team_of: TeamOf, now_s: float) -> Iterator[Family]:
     states = Counter(map(_state, log.active.values()))
     values = [({"state": state}, float(states[state])) for state in ("waiting", "running", "held")]
     yield Family("pliant_jobs", "gauge", "Jobs that have not ended.", values)
-    held = Counter[str]()
-    for job in log.active.values():
-        if (team := team_of(job.job)) is not None:
-            held[team] += job.counted_gpus  # type: ignore[assignment]
-    if held:
-        by_team = [({"team": team}, float(gpus)) for team, gpus in sorted(held.items())]
-        yield Family("pliant_team_gpus_held", "gauge", "GPUs that the jobs of a team hold.", by_team)
+    waits = [now_s - job.submitted_s for job in log.active.values() if _waits_for_a_start(job)]
+    text = "Time since the submission of the job that has waited longest for its first start."
+    longest_s = max(0.0, *waits, 0.0)
+    yield Family("pliant_longest_wait_seconds", "gauge", text, [({}, longest_s)], "seconds")
+    owners: tuple[tuple[str, TeamOf], ...] = (("team", team_of), ("user", lambda job: job.user or None))
+    for owner, owner_of in owners:
+        held = Counter(dict.fromkeys(log.entitled if owner == "team" else (), 0))
+        for job in log.active.values():
+            if (name := owner_of(job.job)) is not None:
+                held[name] += job.counted_gpus  # type: ignore[assignment]
+        if held:
+            by_owner = [({owner: name}, float(gpus)) for name, gpus in sorted(held.items())]
+            text = f"GPUs that the jobs of a {owner} hold."
+            yield Family(f"pliant_{owner}_gpus_held", "gauge", text, by_owner)
     if log.entitled:
         by_team = [({"team": team}, float(gpus)) for team, gpus in sorted(log.entitled.items())]
         text = "GPUs that a team was entitled to at the last decision."
         yield Family("pliant_team_gpus_entitled", "gauge", text, by_team)
+
+
+def _waits_for_a_start(job: JobLog) -> bool:
+    return job.started_s is None and job.held is None
 
 
 def _state(job: JobLog) -> str:
@@ -126,6 +142,9 @@ def _totals(log: RunLog) -> Iterator[Family]:
     ends = [({"end": end}, log.ends.get(end, 0)) for end in ("finished", "failed", "cancelled", "rejected")]
     yield Family("pliant_jobs_ended", "counter", "Jobs that have ended.", ends)
     yield counter("job_starts", "Starts of jobs, resumes included.", counts.starts)
+    yield counter("job_first_starts", "Jobs that have started.", counts.first_starts)
+    text = "Time from submission to first start, summed over the jobs that have started."
+    yield counter("job_wait_seconds", text, counts.wait_seconds, "seconds")
     yield counter("job_changes", "Changes of the GPUs or the batch of a running job.", counts.rescales)
     yield counter("preemptions", "Jobs that lost all GPUs by a decision.", counts.preemptions)
     yield counter("failures", "Attempts of jobs that failed.", counts.failures)
@@ -152,7 +171,7 @@ def _turns(log: RunLog, now_s: float) -> Iterator[Family]:
     yield from seconds("last_turn_timestamp", "When the run last looked (UTC).", now_s)
     policy = "" if log.info is None else log.info.policy
     about = {"version": __version__, "policy": policy}
-    yield Family("pliant_run", "info", "Which pliant and which policy.", [(about, 1)])
+    yield Family("pliant_run_info", "gauge", "Which pliant and which policy.", [(about, 1)])
 
 
 def _labels(labels: Labels) -> str:

@@ -54,7 +54,7 @@ def a_day() -> RunLog:
     return fold(
         [
             run_event(schedule, "0" * 64, 1.0),
-            *(submit_event(job(name), 2.0) for name in "abcdef"),
+            *(submit_event(job(name, user="ada" if name in "ef" else ""), 2.0) for name in "abcdef"),
             decision_event(3.0, 0.0, "fifo", 0.25),
             held(3.0, "a", "start", *placed, global_batch=10),
             held(3.0, "b", "start", ("t4-0", 1)),
@@ -88,9 +88,12 @@ def test_every_number_of_the_file_is_that_of_the_log(golden_text: Callable[..., 
     text = metrics_text(a_day(), CLUSTER.expanded(), 30.0, team_of)
     assert text.endswith("\n# EOF\n"), "the file is whole"
     golden_text(text.replace(__version__, "VERSION"))
+    waiting = fold([submit_event(job("g"), 2.0), submit_event(job("h"), 4.0)])
     later = metrics_text(a_day(), CLUSTER.expanded(), 85.0)
     assert value(later, "pliant_gpus", type="t4", state="free") == 1, "its slot is no longer left out"
     lost = partial(value, text, "pliant_lost_gpu_seconds_total")
+    assert value(text, "pliant_longest_wait_seconds") == 0, "c is held, the others have started"
+    assert value(metrics_text(waiting, (), 9.0), "pliant_longest_wait_seconds") == 7.0
     assert lost(cause="changes") == 2 * 2.0 * 4
     assert lost(cause="checkpoints") == 0.5 * 4
     assert lost(cause="repeats") == pytest.approx(60 * 10 / 100 * 4), "it went back from 110 samples to 50"
@@ -162,5 +165,8 @@ def test_a_place_where_no_file_can_be_is_refused(site: Site, monkeypatch: pytest
 
 def test_the_docs_name_every_metric_and_no_other() -> None:
     text = metrics_text(a_day(), CLUSTER.expanded(), 30.0, lambda _job: "red")
-    named = set(re.findall(r"^\| `(pliant_\w+)", DOCS.read_text(), re.MULTILINE))
-    assert named == set(re.findall(r"^pliant_\w+", text, re.MULTILINE))
+    written = set(re.findall(r"^pliant_\w+", text, re.MULTILINE))
+    assert written == set(re.findall(r"^\| `(pliant_\w+)", DOCS.read_text(), re.MULTILINE))
+    examples = DOCS.parents[1] / "examples" / "monitoring"
+    queries = "".join(path.read_text() for path in examples.iterdir())
+    assert set(re.findall(r"\bpliant_\w+", queries)) <= written

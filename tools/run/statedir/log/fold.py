@@ -97,6 +97,9 @@ class RunTotals:
 
     submitted: int = 0
     starts: int = 0
+    first_starts: int = 0
+    wait_seconds: float = 0.0
+    """Time from submission to the first start, summed over the jobs that have started."""
     rescales: int = 0
     preemptions: int = 0
     failures: int = 0
@@ -672,8 +675,11 @@ class RunLog:
         if job_id not in self.jobs:
             return
         job = self.jobs[job_id]
-        before, repeated = job.phase, job.repeated_by(event)
+        before, repeated, began_s = job.phase, job.repeated_by(event), job.started_s
         job.add(event)
+        if began_s is None and job.started_s is not None:
+            self.counts.first_starts += 1
+            self.counts.wait_seconds += max(0.0, job.started_s - job.submitted_s)
         if event.gpus is not None:
             self._pair(job, event)
         self.counts.happened(event, job.counted_gpus, repeated)

@@ -91,7 +91,7 @@ from pliant.tools.schedule.snapshot import Change
 
 T = TypeVar("T")
 SCHEMA: Final = "pliant.snapshot/1"
-MEANING: Final = 12
+MEANING: Final = 13
 """To be raised when events come to mean something else, so that older snapshots are made again."""
 _HEAD_BYTES: Final = 4096
 """A first line is shorter."""
