@@ -1,4 +1,3 @@
-import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -48,7 +47,7 @@ def story(*steps: Step | Condition) -> runner.View:
     A condition alone is waited for.
     """
     ahead = [step if isinstance(step, tuple) else (step, lambda: None) for step in steps]
-    ahead.append((nothing, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    ahead.append((nothing, lambda: signal.raise_signal(signal.SIGTERM)))
 
     def view(log: RunLog, now_s: float) -> None:
         if ahead and ahead[0][0](log):

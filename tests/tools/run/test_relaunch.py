@@ -66,7 +66,7 @@ if options.polite:
 while step < options.steps or not os.path.exists(options.gate):
     time.sleep(0.01)
     if options.asks and not saved.exists():
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # no handler sees half a step
     step += 1
     with trained.open("a") as file:
@@ -133,7 +133,7 @@ def after(site: Site, change: str) -> Condition:
 
 
 def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_job_file_states_the_resize_and_its_contradictions() -> None:
@@ -295,7 +295,7 @@ def test_a_signal_to_any_rank_is_a_request_to_stop(job: Path, notice: signal.Sig
     for number in NOTICES:
         signal.signal(number, signal.SIG_DFL)
     second = rank(job, 1, 2)
-    os.kill(os.getpid(), notice)
+    signal.raise_signal(notice)
     assert [second.step(1), first.step(1), second.step(2), first.step(2)] == [False, False, True, True]
 
 

@@ -49,7 +49,7 @@ def silent(log: RunLog, now_s: float) -> None:
 
 
 def interrupt(number: signal.Signals = signal.SIGINT) -> None:
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)
 
 
 def when(condition: Callable[[RunLog], bool], action: Callable[[], None]) -> runner.View:

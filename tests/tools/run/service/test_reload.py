@@ -1,6 +1,5 @@
 """A living cluster changes: what a file leads to, and that a run has one cluster or the other at any time."""
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,5 +171,5 @@ def test_a_loop_that_is_killed_has_one_cluster_or_the_other(world: World, calls:
 
 def test_sighup_asks_for_the_file_again() -> None:
     with Interrupts(reloads=True) as interrupts:
-        os.kill(os.getpid(), signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
         assert (interrupts.reload_due, interrupts.received) == (True, [])
