@@ -394,7 +394,8 @@ def _policy(found: Description, all_found: Sequence[Description]) -> str:
     rest = [each for each in found.parameters if not any(each.name in names for names in meanings)]
     parent = next((other for other in all_found if rest and _has_all(other, found, rest)), None)
     if parent is not None:
-        told.append(f"Parameters: those of [{parent.name}](#{parent.name}), with its defaults.")
+        start = "- Also those" if told else "Parameters: those"
+        told.append(f"{start} of [{parent.name}](#{parent.name}), with its defaults.")
     elif rest:
         told.append(f"{'- Also' if told else 'Parameters:'} {', '.join(map(_parameter, rest))}.")
     shared = _shared(all_found)
