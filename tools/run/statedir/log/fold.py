@@ -752,8 +752,9 @@ class RunLog:
             self.left_out.pop(event.slot, None)
         elif event.job is None:
             self.left_out = self.out_of_service(event.time)
-            until_s = event.time + event.seconds
-            self.left_out[event.slot] = LeftOut(until_s, event.reason or "", event.time)
+            until_s, known = event.time + event.seconds, self.left_out.get(event.slot)
+            if known is None or known.until_s <= until_s:
+                self.left_out[event.slot] = LeftOut(until_s, event.reason or "", event.time)
 
     def _decided(self, event: Decided) -> None:
         if event.restored is not None:

@@ -56,7 +56,7 @@ from pliant.schemas.text import counted
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_own
 from pliant.tools.run.statedir.log.events import interruption_event, run_event
-from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.statedir.log.fold import LeftOut, RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import (
     LogSnapshot,
     bytes_behind,
@@ -292,23 +292,21 @@ def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple
 
 
 class _Fitting:
-    """Which jobs are known and what they hold, up to the last event taken."""
+    """The log as it is kept so far, and what its next events become."""
 
     def __init__(self, node_gpus: Mapping[str, int]) -> None:
         self.said: list[str] = []
         self._node_gpus = node_gpus
-        self._down: set[str] = set()
-        # Slots that no job gets, and until when.
-        self._withdrawn: dict[str, float] = {}
-        self._held: dict[str, NodeGpus] = {}
-        # Jobs that were said to share the GPUs of another, and which.
-        self._beside: dict[str, str] = {}
+        self._log = RunLog()
+        self._now_s = 0.0
+        # Jobs of the changes at hand that hold nothing so far, as all change at once.
+        self._moving: set[str] = set()
         self._unknown: dict[str, int] = {}
 
     def take(self, group: Sequence[Event]) -> list[Event]:
         """The events that replace one event, or changes of GPUs that were decided together."""
         first = group[0]
-        self._withdrawn = {slot: until_s for slot, until_s in self._withdrawn.items() if until_s > first.time}
+        self._now_s = first.time
         match event := typed(first):
             case SlotQuarantined() | SlotCleared():
                 return self._slot(event)
@@ -316,13 +314,12 @@ class _Fitting:
                 return self._changes([row for row in group if self._is_known(row.job or "")])
             case NodeDown() | NodeUp():
                 return self._node(event)
-            case Submitted(job=job_id):
-                return self._submit(first, job_id)
-        if first.job is None:
-            return [first]
-        if first.event in FREES and first.job in self._held:
-            self._held[first.job] = ()
-        return [first] if self._is_known(first.job) else []
+            case Submitted(job=job_id) if job_id in self._log.jobs:
+                self.said.append(f"job {job_id}: a second submission is dropped")
+                return []
+            case Submitted():
+                return [self._kept(first)]
+        return [self._kept(first)] if first.job is None or self._is_known(first.job) else []
 
     def unknown_jobs(self) -> list[str]:
         return [
@@ -331,38 +328,32 @@ class _Fitting:
             for job_id, count in sorted(self._unknown.items())
         ]
 
-    def _is_known(self, job_id: str) -> bool:
-        if job_id not in self._held:
-            self._unknown[job_id] = self._unknown.get(job_id, 0) + 1
-        return job_id in self._held
+    def _kept(self, event: Event) -> Event:
+        self._log.add(event)
+        self._moving.discard(event.job or "")
+        return event
 
-    def _submit(self, event: Event, job_id: str) -> list[Event]:
-        if job_id in self._held:
-            self.said.append(f"job {job_id}: a second submission is dropped")
-            return []
-        self._held[job_id] = ()
-        return [event]
+    def _is_known(self, job_id: str) -> bool:
+        if job_id not in self._log.jobs:
+            self._unknown[job_id] = self._unknown.get(job_id, 0) + 1
+        return job_id in self._log.jobs
 
     def _node(self, event: NodeDown | NodeUp) -> list[Event]:
         node = event.node
         if self._node_gpus and node not in self._node_gpus:
             self.said.append(f"a {event.name!r} event of the unknown node {node} is dropped")
             return []
-        if isinstance(event, NodeUp):
-            self._down.discard(node)
-            return [row_of(event)]
-        self._down.add(node)
-        there = [job_id for job_id in sorted(self._held) if self._is_on(job_id, node)]
-        return [*(self._take_from(job_id, event.time) for job_id in there), row_of(event)]
+        there = [job_id for job_id in sorted(self._log.jobs) if self._is_on(job_id, node)]
+        lost = [self._take_from(job_id) for job_id in there if isinstance(event, NodeDown)]
+        return [*lost, self._kept(row_of(event))]
 
     def _is_on(self, job_id: str, node: str) -> bool:
-        return any(name == node for name, _ in self._held[job_id])
+        return any(name == node for name, _ in self._log.jobs[job_id].placement)
 
-    def _take_from(self, job_id: str, time_s: float) -> Event:
+    def _take_from(self, job_id: str) -> Event:
         """A job holds nothing from now on: the line that said so is lost."""
-        self._held[job_id] = ()
         self.said.append(f"job {job_id}: {_REASON}; it goes on from its last checkpoint")
-        return interruption_event(job_id, time_s, _REASON)
+        return self._kept(interruption_event(job_id, self._now_s, _REASON))
 
     def _slot(self, event: SlotQuarantined | SlotCleared) -> list[Event]:
         """A slot that goes out of service has to be free."""
@@ -372,75 +363,77 @@ class _Fitting:
         if self._node_gpus and node_of(slot) not in self._node_gpus:
             self.said.append(f"a {event.name!r} event of the unknown slot {slot} is dropped")
             return []
-        if isinstance(event, SlotCleared):
-            self._withdrawn.pop(slot, None)
-        elif for_all and slot not in self._withdrawn and not self._can_be_withdrawn(node_of(slot)):
+        is_new = for_all and isinstance(event, SlotQuarantined) and slot not in self._out_of_service
+        if is_new and not self._can_be_withdrawn(node_of(slot)):
             self.said.append(f"slot {slot}: the line that freed it is lost; it stays in service")
             return []
-        elif for_all:
-            until_s = event.time + event.seconds
-            self._withdrawn[slot] = max(until_s, self._withdrawn.get(slot, until_s))
-        return [row_of(event)]
+        return [self._kept(row_of(event))]
+
+    @property
+    def _out_of_service(self) -> Mapping[str, LeftOut]:
+        return self._log.out_of_service(self._now_s)
 
     def _can_be_withdrawn(self, node: str) -> bool:
-        return not self._node_gpus or node in self._down or self._free(node) > 0
+        return not self._node_gpus or node in self._log.down or self._free(node) > 0
 
-    def _back_in_service(self, place: NodeGpus, time_s: float) -> list[Event]:
+    def _back_in_service(self, place: NodeGpus) -> list[Event]:
         """Put slots that a job got back into service: the lines that did so are lost."""
         events: list[Event] = []
-        for slot in sorted(self._withdrawn, key=self._withdrawn.__getitem__):
+        for slot, _ in sorted(self._out_of_service.items(), key=lambda each: each[1].until_s):
             if self._has_room(place):
                 break
             if any(node == node_of(slot) and self._free(node) < count for node, count in place):
-                del self._withdrawn[slot]
                 self.said.append(f"slot {slot}: the line that put it back into service is lost, and replaced")
-                events.append(row_of(SlotCleared(time_s, slot=slot)))
+                events.append(self._kept(row_of(SlotCleared(self._now_s, slot=slot))))
         return events
 
     def _changes(self, events: Sequence[Event]) -> list[Event]:
         """What was decided together; jobs in the way lose their GPUs first."""
         together = {event.job or "" for event in events}
-        self._held |= dict.fromkeys(together, ())
+        self._moving = {*together}
         lost: list[Event] = []
         kept: list[Event] = []
         for event in events:
-            job_id, place, change = event.job or "", event.placement or (), typed(event)
-            self._beside.pop(job_id, None)
-            other = change.beside if isinstance(change, Placed) else None
-            if other is not None and self._held.get(other) == place:
-                self._beside[job_id], self._held[job_id] = other, place
-                self._beside.pop(other, None)  # else neither of the two would count
-                kept.append(event)
-                continue
-            lost += self._back_in_service(place, event.time)
-            lost += self._make_room(place, together, event.time)
-            if self._has_room(place):
-                self._held[job_id] = place
-                kept.append(event)
-            else:
-                lost.append(self._take_from(job_id, event.time))
+            job_id, place = event.job or "", event.placement or ()
+            if not self._joins(event):
+                lost += self._back_in_service(place)
+                lost += self._make_room(place, together)
+                if not self._has_room(place):
+                    lost.append(self._take_from(job_id))
+                    continue
+            kept.append(self._kept(event))
         return lost + kept
 
-    def _make_room(self, place: NodeGpus, together: set[str], time_s: float) -> Iterator[Event]:
+    def _joins(self, row: Event) -> bool:
+        """Whether a job comes to share the GPUs of another one."""
+        change = typed(row)
+        other = change.beside if isinstance(change, Placed) else None
+        if other is None or other in self._moving or other not in self._log.active:
+            return False
+        partner = self._log.active[other]
+        return partner.placement == row.placement and partner.beside in {None, row.job, *self._moving}
+
+    def _make_room(self, place: NodeGpus, together: set[str]) -> Iterator[Event]:
         """Take this place from other jobs."""
-        for job_id in sorted(self._held.keys() - together):
+        for job_id in sorted(self._log.jobs.keys() - together):
             if self._has_room(place):
                 break
             if any(self._is_on(job_id, name) for name, _ in place):
-                yield self._take_from(job_id, time_s)
+                yield self._take_from(job_id)
 
     def _has_room(self, place: NodeGpus) -> bool:
         return not self._node_gpus or all(self._free(name) >= count for name, count in place)
 
     def _free(self, node: str) -> int:
-        if node in self._down:
+        if node in self._log.down:
             return 0
+        staying = (job for job_id, job in self._log.jobs.items() if job_id not in self._moving)
         taken = sum(
             count
-            for job_id, held in self._held.items()
-            if held != self._held.get(self._beside.get(job_id, ""))
-            for name, count in held
+            for job in staying
+            if job.beside is None or job.job.id < job.beside or job.beside in self._moving
+            for name, count in job.placement
             if name == node
         )
-        withdrawn = sum(node_of(slot) == node for slot in self._withdrawn)
+        withdrawn = sum(node_of(slot) == node for slot in self._out_of_service)
         return self._node_gpus.get(node, 0) - taken - withdrawn
