@@ -33,7 +33,7 @@ from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state.checkpoint import Saved
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
-from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
+from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
@@ -131,8 +131,7 @@ def log_bytes() -> Figure:
         job = _job(0)
         slots = tuple(Slot("n0", index) for index in range(WORKERS))
         target = Assignment.of(job, slots, (job.batch.size, 1, 1.0))
-        start = ChangeStep(job.id, "start", None, target)
-        state.record([submit_event(job, 0.0), change_event(start, 1.0)])
+        state.record([submit_event(job, 0.0), change_event(job.id, None, target, state.log, 1.0)])
         before = state.dirs.events.stat().st_size
         plan = make_plan(target, 1, 1, {"n0": NodeInfo("n0", WORKERS)})
         attempt = state.dirs.job(job.id).attempt(1)

@@ -23,7 +23,7 @@ from pliant.tools.run.service.reports import AttemptEnded, WorkerEvents
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.fold import RunLog, allocation_of
+from pliant.tools.run.statedir.log.fold import allocation_of
 from pliant.tools.run.statedir.state import Clock
 
 PATIENCE_S: Final = 120.0
@@ -68,7 +68,7 @@ class TrainingJob:
                 placement.append((node.name, taken))
         allocations = {"a": allocation_of("a", tuple(placement), (self._job.batch.size, 1, 1.0))}
         executor, targets = self.executor, self.executor.targets
-        targets.apply(targets.steps_to(allocations, {"a": self._job}, RunLog(), executor.nodes))
+        targets.apply(targets.changes_to(allocations, {"a": self._job}, executor.nodes))
 
     def until(self, wanted: Callable[[Event], bool]) -> Event:
         """The first such event of the job from now on."""

@@ -1,7 +1,7 @@
-"""From what a schedule gives jobs to slots, and to the steps that lead there: pure functions.
+"""From what a schedule gives jobs to slots, and to the changes that lead there: pure functions.
 
 A schedule gives counts of GPUs by node, an :class:`~pliant.schemas.schedule.Allocation` a job. Here they
-become concrete slots (:class:`Assignment`), of which a job keeps those that it has. :func:`plan_steps`
+become concrete slots (:class:`Assignment`), of which a job keeps those that it has. :func:`changed_slots`
 compares what jobs hold with what they shall hold: stops come first, then resizes, then starts; within each
 kind by job id.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pliant.schemas.cluster import MOST_OF_NODE
 from pliant.schemas.errors import InfeasibleError
@@ -24,8 +23,6 @@ from pliant.schemas.schedule import Allocation, Cut, Schedule
 from pliant.tools.run.statedir.contract.plan import PROTOCOL, Member, Plan
 from pliant.tools.run.statedir.log.fold import RunLog, allocation_of
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
-
-ChangeName = Literal["start", "resume", "grow", "shrink", "move", "preempt"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,19 +55,6 @@ class Assignment:
         return cls(job, allocation_of(job.id, counts(slots), cut), slots)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeStep:
-    """A change for one job: it gets slots, continues with other slots or another cut, or gives up all."""
-
-    job_id: str
-    event: ChangeName
-    """Its name in the log; a change of the batch alone is a ``move`` to the same place."""
-    before: Assignment | None
-    """Assignment before the step; None if the job holds nothing."""
-    after: Assignment | None
-    """Assignment after the step; None if the job gives up all slots."""
-
-
 def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Allocation]:
     """What a schedule gives to jobs, by id, as far as the log allows it.
 
@@ -98,22 +82,19 @@ def _on_open_nodes(given: Allocation, log: RunLog) -> Allocation | None:
     return job.allocation if job is not None and held and grows else None
 
 
-def plan_steps(
+def changed_slots(
     held: Mapping[str, Assignment],
     wanted: Mapping[str, Allocation],
     jobs: Mapping[str, Job],
     node_gpus: Mapping[str, int],
-    *,
-    started: Collection[str] = (),
     doubt: Callable[[Slot], int] | None = None,
-) -> list[ChangeStep]:
-    """The steps from ``held`` to ``wanted``, with concrete slots.
+) -> dict[str, Assignment | None]:
+    """By job that gets other slots or another cut what it then has; None: it gives up all of them.
 
     :param held: by job id; jobs that hold nothing are absent.
     :param wanted: by job id; a job that is absent, or gets no GPU, gives up what it holds.
     :param jobs: those of ``wanted`` that hold nothing, at least.
     :param node_gpus: slots of every node.
-    :param started: jobs that have run before.
     :param doubt: what speaks against a slot.
     :raises InfeasibleError: the allocations do not fit the nodes.
     """
@@ -125,9 +106,8 @@ def plan_steps(
         own = held[job_id].slots if job_id in held and job_id not in lead else ()
         survivors[job_id] = kept([slot for slot in own if slot not in taken], allocation.placement)
         taken.update(survivors[job_id])
-    gone = sorted(held.keys() - given.keys())
-    stops = [ChangeStep(job_id, "preempt", held[job_id], None) for job_id in gone]
-    resizes, starts = list[ChangeStep](), list[ChangeStep]()
+    changes: dict[str, Assignment | None] = dict.fromkeys(sorted(held.keys() - given.keys()))
+    starts = dict[str, Assignment]()
     placed: dict[str, tuple[Slot, ...]] = {}
     for job_id, allocation in sorted(given.items(), key=lambda item: item[0] in lead):
         before = held.get(job_id)
@@ -146,12 +126,10 @@ def plan_steps(
         job = jobs[job_id] if before is None or job_id in jobs else before.job
         after = Assignment(job, allocation, slots)
         if before is None:
-            starts.append(ChangeStep(job_id, "resume" if job_id in started else "start", None, after))
+            starts[job_id] = after
         elif set(before.slots) != set(slots) or before.allocation.cut != allocation.cut:
-            added = len(slots) - len(before.slots)
-            event: ChangeName = "grow" if added > 0 else "shrink" if added < 0 else "move"
-            resizes.append(ChangeStep(job_id, event, before, after))
-    return [*stops, *resizes, *starts]
+            changes[job_id] = after
+    return changes | starts
 
 
 def _leaders(given: Mapping[str, Allocation], held: Mapping[str, Assignment]) -> dict[str, str]:

@@ -149,7 +149,7 @@ class Executor:
                 self.targets[job_id] = target
         allocations = {job_id: job.allocation for job_id, job in log.active.items()}
         jobs = {job_id: job.job for job_id, job in log.active.items()}
-        self.targets.apply(self.targets.steps_to(allocations, jobs, log, self.nodes))
+        self.targets.apply(self.targets.changes_to(allocations, jobs, self.nodes))
 
     def _resume(self, handle: Handle) -> None:
         """Take over an attempt; one with unclear files stays as it is for now."""

@@ -27,7 +27,7 @@ from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.backends.protocol import ProcessLimits
-from pliant.tools.run.service.allocation import ChangeStep, startable
+from pliant.tools.run.service.allocation import Assignment, startable
 from pliant.tools.run.service.decisions import Arrivals, Decisions, PolicyAnswer
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.job_rules import JobRules
@@ -123,7 +123,8 @@ REFUSED_S: Final = 60.0
 class _Change:
     schedule: Schedule
     events: Sequence[Event]
-    steps: Sequence[ChangeStep]
+    slots: Mapping[str, Assignment | None]
+    """By job that gets other slots what it has then; None: nothing."""
 
 
 class Loop:
@@ -291,7 +292,7 @@ class Loop:
         self.drained = True
         now, targets = self.clock(), self.executor.targets
         held = sorted(targets)
-        targets.apply(targets.steps_to({}, {}, self.state.log, self.executor.nodes))
+        targets.clear()
         self._happen([interruption_event(job_id, now, reason) for job_id in held])
         if self._decisions is not None:
             self._schedule = self._complete(self._decisions.schedule_of((), self._now()), None)
@@ -354,7 +355,7 @@ class Loop:
         """Record the ends of jobs, which give up what they hold; returns whether there is any."""
         self._happen(events)
         for event in events:
-            self._stop(event.job or "")
+            self.executor.targets.pop(event.job or "", None)
         return bool(events)
 
     def _cancel(self, reasons: Mapping[str, str]) -> None:
@@ -409,7 +410,7 @@ class Loop:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
         happened, self._stopped = self._arrivals.poll_requests(until_s)
         for job_id in self._stopped:
-            self._stop(job_id)
+            self.executor.targets.pop(job_id, None)
         self.executor.end_attempts(self._stopped)
         self.executor.targets.update_specs(
             self.state.log.jobs[job_id].job for job_id in self._arrivals.updated
@@ -481,13 +482,8 @@ class Loop:
     def _end_rejected(self, reason: str, now: float) -> None:
         """Reject the jobs that the policy rejected before it failed."""
         for job_id in sorted(self.state.log.active.keys() - self.session.jobs.keys()):
-            self._stop(job_id)
+            self.executor.targets.pop(job_id, None)
             self.state.record([reject_event(job_id, now, self.session.book.rejections.pop(job_id, reason))])
-
-    def _stop(self, job_id: str) -> None:
-        """Make a job hold nothing; the next turns stop its workers."""
-        if (held := self.executor.targets.get(job_id)) is not None:
-            self.executor.targets.apply([ChangeStep(job_id, "preempt", held, None)])
 
     def _change_to(
         self,
@@ -497,17 +493,20 @@ class Loop:
         before: Iterable[Event] = (),
     ) -> _Change:
         """:raises InfeasibleError: the nodes have too few slots for these allocations."""
-        reasons = _reasons(schedule)
+        reasons, targets, log = _reasons(schedule), self.executor.targets, self.state.log
         jobs = {job.id: job for job in schedule.jobs}
-        steps = self.executor.targets.steps_to(allocations, jobs, self.state.log, self.executor.nodes)
-        changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
-        return _Change(schedule, [*before, *changes], steps)
+        slots = targets.changes_to(allocations, jobs, self.executor.nodes)
+        changes = [
+            change_event(job_id, targets.get(job_id), after, log, now, reason=reasons.get(job_id, ""))
+            for job_id, after in slots.items()
+        ]
+        return _Change(schedule, [*before, *changes], slots)
 
     def _carry_out(self, change: _Change) -> None:
         self._schedule = change.schedule
         self.state.record(change.events)
         self._schedule_file.write(change.schedule)
-        self.executor.targets.apply(change.steps)
+        self.executor.targets.apply(change.slots)
 
     def _complete(self, schedule: Schedule, seconds: float | None) -> Schedule:
         """A decision's schedule, with the jobs still to come."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from pliant.schemas.event import Event
 from pliant.schemas.events import (
-    PLACED,
     Checkpointed,
+    Grown,
     Moved,
     Null,
     Observed,
@@ -18,17 +18,19 @@ from pliant.schemas.events import (
     Preempted,
     Progressed,
     Requeued,
+    Resumed,
     Shrunk,
     SlotCleared,
     SlotQuarantined,
     Slowness,
+    Started,
     Trained,
     row_of,
     typed,
 )  # fmt: skip
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.schedule import Allocation
-from pliant.tools.run.service.allocation import ChangeStep, Slot
+from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.rules import IdleJob, Straggler
@@ -219,12 +221,31 @@ def _fault(report: AttemptEnded, job: JobLog, newest: Progress | None) -> Fault:
     return Fault(verdict.exit_code, verdict.by_itself, verdict.is_final, job.samples_done, within)
 
 
-def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:
-    """The event of a change: what a job shall hold from now on."""
-    if step.after is None:
-        return row_of(Preempted(time_s, step.job_id, 0, (), reason=reason))
-    event = _placed(PLACED[step.event], time_s, step.after.allocation, reason)
-    return row_of(replace(event, gpus=0) if step.after.job.on_cpus else event)
+def change_event(
+    job_id: str,
+    before: Assignment | None,
+    after: Assignment | None,
+    log: RunLog,
+    time_s: float,
+    *,
+    reason: str = "",
+) -> Event:
+    """The event of a change: what a job shall hold from now on.
+
+    A change of the batch alone is a ``move`` to the same place.
+
+    :param before: None: it holds nothing.
+    :param after: None: it gives up all.
+    """
+    if after is None:
+        return row_of(Preempted(time_s, job_id, 0, (), reason=reason))
+    known = log.active.get(job_id)
+    kind: type[Placed] = Started if known is None or known.started_s is None else Resumed
+    if before is not None:
+        added = len(after.slots) - len(before.slots)
+        kind = Grown if added > 0 else Shrunk if added < 0 else Moved
+    event = _placed(kind, time_s, after.allocation, reason)
+    return row_of(replace(event, gpus=0) if after.job.on_cpus else event)
 
 
 def _placed(kind: type[Placed], time_s: float, held: Allocation, reason: str) -> Placed:

@@ -27,7 +27,7 @@ from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.io import read_cluster
 from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import Backend
-from pliant.tools.run.service.allocation import Assignment, ChangeStep, startable
+from pliant.tools.run.service.allocation import Assignment, startable
 from pliant.tools.run.service.commands import assignment_of, read_plan, units
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.inputs import PreparedRun
@@ -35,6 +35,7 @@ from pliant.tools.run.service.launching import next_handle
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.monitoring import MetricsFile
 from pliant.tools.run.service.notices import Notices
+from pliant.tools.run.service.reports import change_event
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import State, read_log
@@ -208,19 +209,24 @@ def dry_run_text(options: RunOptions, *, resume: bool) -> str:
     executor.targets.update(_held(log, prepared.dirs))
     allocations = startable(log, prepared.schedule, prepared.clock())
     jobs = {job.id: job for job in prepared.schedule.jobs}
-    steps = executor.targets.steps_to(allocations, jobs, log, executor.nodes)
-    return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor))
+    changes = executor.targets.changes_to(allocations, jobs, executor.nodes)
+    lines = (line for change in changes.items() for line in _lines(*change, log, prepared.dirs, executor))
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _lines(step: ChangeStep, dirs: StateDir, executor: Executor) -> list[str]:
+def _lines(
+    job_id: str, after: Assignment | None, log: RunLog, dirs: StateDir, executor: Executor
+) -> list[str]:
     """What happens to which slots, then each command on its own line."""
-    head = f"{step.event} {step.job_id}: {_slots(step.before)} -> {_slots(step.after)}"
-    if step.after is None:
+    before = executor.targets.get(job_id)
+    kind = change_event(job_id, before, after, log, 0.0).event
+    head = f"{kind} {job_id}: {_slots(before)} -> {_slots(after)}"
+    if after is None:
         return [head]
-    attempt = next_handle(dirs, step.job_id)
-    commands = units(step.after, dirs.job(step.job_id).path, attempt.files, executor.nodes, PORT)
+    attempt = next_handle(dirs, job_id)
+    commands = units(after, dirs.job(job_id).path, attempt.files, executor.nodes, PORT)
     shown = (f"  {line}" for line in executor.backend.shown(attempt, commands))
-    return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *shown]
+    return [f"{head} (attempt {attempt.attempt})", _plan(after), *shown]
 
 
 def _plan(target: Assignment) -> str:

@@ -10,16 +10,14 @@ from pliant.schemas.schedule import Allocation, Cut
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.service.allocation import (
     Assignment,
-    ChangeStep,
     Slot,
     by_node,
+    changed_slots,
     companions,
-    plan_steps,
 )
 from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.reports import Displaced, Idled, MovedOff
 from pliant.tools.run.statedir.failures import SlotFaults
-from pliant.tools.run.statedir.log.fold import RunLog
 
 
 class Targets(dict[str, Assignment]):
@@ -39,30 +37,24 @@ class Targets(dict[str, Assignment]):
             by_job[job_id] = held if held.beside == other else held.model_copy(update={"beside": other})
         return by_job
 
-    def steps_to(
-        self,
-        allocations: Mapping[str, Allocation],
-        jobs: Mapping[str, Job],
-        log: RunLog,
-        nodes: Mapping[str, NodeInfo],
-    ) -> list[ChangeStep]:
-        """The steps for :meth:`apply` to these allocations.
+    def changes_to(
+        self, allocations: Mapping[str, Allocation], jobs: Mapping[str, Job], nodes: Mapping[str, NodeInfo]
+    ) -> dict[str, Assignment | None]:
+        """The changes for :meth:`apply` to these allocations.
 
         :param jobs: those that hold nothing, at least.
         :raises InfeasibleError: the nodes have too few slots.
         """
-        started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
         node_gpus = {node.name: node.gpus for node in nodes.values()}
-        doubt = self.slot_faults.deaths_on
-        return plan_steps(self, allocations, jobs, node_gpus, started=started, doubt=doubt)
+        return changed_slots(self, allocations, jobs, node_gpus, self.slot_faults.deaths_on)
 
-    def apply(self, steps: Iterable[ChangeStep]) -> None:
-        """Make the outcome of the steps the targets."""
-        for step in steps:
-            if step.after is None:
-                del self[step.job_id]
+    def apply(self, changes: Mapping[str, Assignment | None]) -> None:
+        """Make the outcome of changes the targets."""
+        for job_id, after in changes.items():
+            if after is None:
+                del self[job_id]
             else:
-                self[step.job_id] = step.after
+                self[job_id] = after
 
     def update_specs(self, jobs: Iterable[Job]) -> None:
         """These jobs were updated, and go on as they run."""

@@ -29,7 +29,7 @@ from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.liveness import life
 from pliant.tools.run.statedir.contract.recording import ENV_RECORDING, RecordingOrder, RunFolder
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.fold import RunLog, allocation_of
+from pliant.tools.run.statedir.log.fold import allocation_of
 from pliant.tools.run.statedir.state import Clock
 
 Slots = Literal["cpu", "gpu"]
@@ -124,7 +124,7 @@ class Trial:
         cut = (self.job.batch.size, self.accum, 1.0)
         allocations = {_JOB: allocation_of(_JOB, ((_NODE, workers),), cut)}
         executor, targets = self.executor, self.executor.targets
-        targets.apply(targets.steps_to(allocations, {_JOB: self.job}, RunLog(), executor.nodes))
+        targets.apply(targets.changes_to(allocations, {_JOB: self.job}, executor.nodes))
 
     def change(self, step: int, workers: int) -> None:
         """Go on with another number of workers after a step."""

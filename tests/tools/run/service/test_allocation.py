@@ -13,21 +13,21 @@ from pliant.schemas.errors import InfeasibleError
 from pliant.schemas.schedule import Allocation, PolicyUse, Schedule
 from pliant.tools.run.service.allocation import (
     Assignment,
-    ChangeStep,
     InPlace,
     Relaunch,
     Slot,
     SlotUse,
     Way,
     by_node,
+    changed_slots,
     companions,
     counts,
     filled,
     kept,
-    plan_steps,
     startable,
     way_to,
 )
+from pliant.tools.run.service.reports import change_event
 from pliant.tools.run.statedir.contract.plan import PROTOCOL, Member, Plan
 from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog, allocation_of
 from tests.builders import cluster, job
@@ -85,15 +85,25 @@ def test_a_slot_is_taken_by_any_other_job_but_the_companion() -> None:
     assert use.taken_from("a", on("n0/0")) == set(on("n0/0"))
 
 
-def planned(held: dict[str, Assignment], wanted: dict[str, Allocation], **more: Any) -> list[ChangeStep]:
+def planned(
+    held: dict[str, Assignment], wanted: dict[str, Allocation], **more: Any
+) -> dict[str, Assignment | None]:
     jobs = {job_id: job(job_id, gpus=1, high=4) for job_id in wanted}
-    return plan_steps(held, wanted, jobs, NODES, **more)
+    return changed_slots(held, wanted, jobs, NODES, **more)
 
 
-def steps(held: dict[str, Assignment], *wanted: Allocation, **more: Any) -> list[tuple[str, str, str]]:
-    """(event, job, slots after it)."""
-    found = planned(held, {each.job: each for each in wanted}, **more)
-    return [(s.event, s.job_id, " ".join(map(str, s.after.slots)) if s.after else "") for s in found]
+def changes(held: dict[str, Assignment], *wanted: Allocation, **more: Any) -> list[tuple[str, str, str]]:
+    """(event, job, slots after it); a job "c" has run before."""
+    log, found = RunLog(), planned(held, {each.job: each for each in wanted}, **more)
+    log.active["c"] = JobLog(job("c"), 0.0, started_s=0.0)
+    return [
+        (change_event(job_id, held.get(job_id), after, log, 0.0).event, job_id, slots_of(after))
+        for job_id, after in found.items()
+    ]
+
+
+def slots_of(held: Assignment | None) -> str:
+    return "" if held is None else " ".join(map(str, held.slots))
 
 
 @pytest.mark.parametrize(
@@ -113,14 +123,14 @@ def test_one_job_keeps_its_slots_in_their_order(
 ) -> None:
     before = {"a": holds("a", *held)} if held else {}
     expected = [] if step is None else [(step[0], "a", step[1])]
-    assert steps(before, given_to("a", **wanted)) == expected  # type: ignore[arg-type]
+    assert changes(before, given_to("a", **wanted)) == expected  # type: ignore[arg-type]
 
 
 def test_stops_come_before_resizes_before_starts() -> None:
     """Slots go from one job to the other; one that ran before resumes."""
     held = {"z": holds("z", "n0/0", "n0/1"), "b": holds("b", "n1/0", "n1/1")}
     wanted = given_to("a", n0=1), given_to("c", n0=1), given_to("b", n1=1)
-    assert steps(held, *wanted, started={"c"}) == [
+    assert changes(held, *wanted) == [
         *(("preempt", "z", ""), ("shrink", "b", "n1/0")),
         *(("start", "a", "n0/0"), ("resume", "c", "n0/1")),
     ]
@@ -133,15 +143,11 @@ PLACES = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 2), max_s
 def test_after_the_steps_no_slot_is_held_twice(first: list[dict[str, int]], second: list[dict[str, int]]):
     held: dict[str, Assignment] = {}
     for round_ in (fitting(first), fitting(second)):
-        for step in planned(held, round_):
-            if step.after is None:
-                del held[step.job_id]
-            else:
-                held[step.job_id] = step.after
+        held = {job_id: each for job_id, each in (held | planned(held, round_)).items() if each is not None}
         assert {job_id: target.allocation for job_id, target in held.items()} == round_
         slots = [slot for target in held.values() for slot in target.slots]
         assert len(slots) == len(set(slots))
-        assert planned(held, round_) == []
+        assert planned(held, round_) == {}
 
 
 def fitting(places: list[dict[str, int]]) -> dict[str, Allocation]:
@@ -163,7 +169,7 @@ def two(**nodes: int) -> tuple[Allocation, Allocation]:
 PAIR = {"a": ("n0/1", "n0/0"), "b": ("n0/0", "n0/1")}
 SWAP = [("move", "a", "n1/0 n1/1"), ("move", "b", "n0/0 n0/1")]
 BOTH_START = [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")]
-THIRD_APART = [("start", "a", "n0/0"), ("start", "c", "n0/1"), ("start", "b", "n0/0")]
+THIRD_APART = [("start", "a", "n0/0"), ("resume", "c", "n0/1"), ("start", "b", "n0/0")]
 PARTED = (given_to("a", n0=1), given_to("b", n0=1))
 ALONE = (given_to("b", beside="a", n0=1), given_to("c", n0=1))  # the other one is not to run
 
@@ -178,13 +184,13 @@ ALONE = (given_to("b", beside="a", n0=1), given_to("c", n0=1))  # the other one 
         ({"a": ["n0/0", "n0/1"], "b": ["n1/0", "n1/1"]}, (given_to("a", n1=2), given_to("b", n0=2)), SWAP),
         ({}, (*two(n0=1), given_to("c", n0=1)), THIRD_APART),
         ({"a": ["n0/0"], "b": ["n0/0"]}, PARTED, [("move", "b", "n0/1")]),
-        ({}, ALONE, [("start", "b", "n0/0"), ("start", "c", "n0/1")]),
+        ({}, ALONE, [("start", "b", "n0/0"), ("resume", "c", "n0/1")]),
     ],
 )
 def test_two_jobs_swap_nodes_or_share_all_slots_or_none(
     held: dict[str, Sequence[str]], wanted: Sequence[Allocation], expected: list[tuple[str, str, str]]
 ) -> None:
-    assert steps({name: holds(name, *slots) for name, slots in held.items()}, *wanted) == expected
+    assert changes({name: holds(name, *slots) for name, slots in held.items()}, *wanted) == expected
 
 
 def slots(*indices: int) -> tuple[Slot, ...]:

@@ -9,7 +9,7 @@ import pytest
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.job import Job
 from pliant.tools.run import progress as helper
-from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
+from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.reports import (
     Displaced,
@@ -148,15 +148,14 @@ def test_what_a_job_cannot_train_on_or_never_held_is_not_logged() -> None:
 def test_what_a_job_gives_up_is_logged_as_nothing_held() -> None:
     spec = job("a", low=1, high=4, gpus=2)
     before = Assignment.of(spec, (Slot("n0", 0), Slot("n0", 1)), (8, 2, 1.5))
-    gone = change_event(ChangeStep("a", "preempt", before, None), 20.0, "the policy says so")
+    log = running()
+    gone = change_event("a", before, None, log, 20.0, reason="the policy says so")
     assert (gone.event, gone.gpus, gone.placement, gone.detail) == (
         *("preempt", 0, ()),
         {"reason": "the policy says so"},
     )
-    back = change_event(ChangeStep("a", "resume", None, before), 20.0, "again")
-    log = running()
     log.add(gone)
-    log.add(back)
+    log.add(change_event("a", None, before, log, 20.0))
     assert log.jobs["a"].allocation == before.allocation
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
-from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT, FREES, Event
+from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT, Event
 from pliant.schemas.events import (
     Moved,
     NodeDown,
