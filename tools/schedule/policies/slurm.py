@@ -122,6 +122,7 @@ class FairShares:
         return float(2.0 ** -(effective / share))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Slurm(Policy):
     """Slurm's multifactor priority, conservative backfill by time limits, and preemption by QOS.
 
@@ -171,65 +172,42 @@ class Slurm(Policy):
         rebuilds_state=False,
     )
 
-    def __init__(
-        self,
-        *,
-        priority_weight_age: float = 1000.0,
-        priority_weight_fairshare: float = 10_000.0,
-        priority_weight_job_size: float = 1000.0,
-        priority_weight_partition: float = 1000.0,
-        priority_weight_qos: float = 1000.0,
-        priority_max_age_s: float = 7 * _DAY_S,
-        priority_decay_half_life_s: float = 7 * _DAY_S,
-        priority_calc_period_s: float = 300.0,
-        priority_favor_small: bool = False,
-        shares: str = "",
-        partitions: str = "",
-        qos: str = "",
-        preempts: str = "",
-        preempt_exempt_time_s: float = 0.0,
-        bf_interval_s: float = 30.0,
-        bf_window_s: float = _DAY_S,
-        bf_resolution_s: float = 60.0,
-        bf_max_job_test: int = 500,
-        default_time_s: float = _DAY_S,
-        overestimate: float = 1.0,
-        overestimate_seed: int = 0,
-    ) -> None:
-        self.priority_weight_age = priority_weight_age
-        self.priority_weight_fairshare = priority_weight_fairshare
-        self.priority_weight_job_size = priority_weight_job_size
-        self.priority_weight_partition = priority_weight_partition
-        self.priority_weight_qos = priority_weight_qos
-        self.priority_max_age_s = priority_max_age_s
-        self.priority_decay_half_life_s = priority_decay_half_life_s
-        self.priority_calc_period_s = priority_calc_period_s
-        self.priority_favor_small = priority_favor_small
-        self.shares = shares
-        self.partitions = partitions
-        self.qos = qos
-        self.preempts = preempts
-        self.preempt_exempt_time_s = preempt_exempt_time_s
-        self.bf_interval_s = bf_interval_s
-        self.bf_window_s = bf_window_s
-        self.bf_resolution_s = bf_resolution_s
-        self.bf_max_job_test = bf_max_job_test
-        self.default_time_s = default_time_s
-        self.overestimate = overestimate
-        self.overestimate_seed = overestimate_seed
+    priority_weight_age: float = 1000.0
+    priority_weight_fairshare: float = 10_000.0
+    priority_weight_job_size: float = 1000.0
+    priority_weight_partition: float = 1000.0
+    priority_weight_qos: float = 1000.0
+    priority_max_age_s: float = 7 * _DAY_S
+    priority_decay_half_life_s: float = 7 * _DAY_S
+    priority_calc_period_s: float = 300.0
+    priority_favor_small: bool = False
+    shares: str = ""
+    partitions: str = ""
+    qos: str = ""
+    preempts: str = ""
+    preempt_exempt_time_s: float = 0.0
+    bf_interval_s: float = 30.0
+    bf_window_s: float = _DAY_S
+    bf_resolution_s: float = 60.0
+    bf_max_job_test: int = 500
+    default_time_s: float = _DAY_S
+    overestimate: float = 1.0
+    overestimate_seed: int = 0
+
+    def __post_init__(self) -> None:
         self._check()
         self._weights = Factors(
-            priority_weight_age,
-            priority_weight_fairshare,
-            priority_weight_job_size,
-            priority_weight_partition,
-            priority_weight_qos,
+            self.priority_weight_age,
+            self.priority_weight_fairshare,
+            self.priority_weight_job_size,
+            self.priority_weight_partition,
+            self.priority_weight_qos,
         )
-        self._partition_factors = _over_largest(_numbers("partitions", partitions))
-        self._qos_factors = _over_largest(_numbers("qos", qos))
-        self._preempts = _pairs(preempts)
-        self._fair = FairShares(_numbers("shares", shares))
-        self._usage = GpuUsage(priority_decay_half_life_s)
+        self._partition_factors = _over_largest(_numbers("partitions", self.partitions))
+        self._qos_factors = _over_largest(_numbers("qos", self.qos))
+        self._preempts = _pairs(self.preempts)
+        self._fair = FairShares(_numbers("shares", self.shares))
+        self._usage = GpuUsage(self.priority_decay_half_life_s)
         self._records: dict[str, _Record] = {}
         # Those that wait, by turn.
         self._queue: list[_Record] = []
