@@ -13,12 +13,12 @@ from dataclasses import replace
 from hashlib import file_digest, sha256
 from math import nan
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from pydantic import ValidationError
 
-from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT_NAMES, FREES, OF_THE_CLUSTER, Event
 from pliant.schemas.events import (
     Decided,
@@ -34,7 +34,6 @@ from pliant.schemas.events import (
 )  # fmt: skip
 from pliant.schemas.file_io.events import (
     UNSTATED,
-    Detail,
     EventColumns,
     columns_of,
     event_columns,
@@ -42,7 +41,7 @@ from pliant.schemas.file_io.events import (
 )
 from pliant.schemas.file_io.files import PARQUET_MAGIC, PIPE, read_bytes, source_name
 from pliant.schemas.file_io.limits import ROWS_BYTES, garbage_collection_paused
-from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
+from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record
 from pliant.schemas.job import Job, trace_hash
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
@@ -55,13 +54,13 @@ from pliant.tools.report.allocations import (
     allocations,
     is_one_of,
 )
+from pliant.tools.report.fold_parts import ClusterCapacity, DecisionsMade, EventProblems, LivingJobs
 from pliant.tools.report.job_arrays import Integers, JobExtras, Jobs, smallest_type
 from pliant.tools.report.job_record import Forecast, ObservedStep, Specs
 from pliant.tools.report.measured_speeds import REPORTS, ProgressReports, guesses_speeds, measured
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.submissions import SubmittedJobs
 
-R = TypeVar("R", bound=Record)
 _SHORTEST_STEP_S: Final = 1e-9
 _SUBMIT: Final = EVENT_NAMES.index("submit")
 _OF_JOBS: Final = ~is_one_of(["submit", *OF_THE_CLUSTER])
@@ -200,33 +199,23 @@ class _Block:
 
 class _Fold:
     def __init__(self, source: str) -> None:
-        self.source = source
-        # With the number of the event.
-        self.problems: list[tuple[int, Problem]] = []
+        self.problems = EventProblems(source)
         self.info: RunInfo | None = None
         # Whether the log guesses how fast jobs are, so that speeds are measured from reports.
         self.guesses = False
         # Those taken.
         self.events = 0
         self.submitted = SubmittedJobs(source)
-        # Of the jobs that live.
-        self.rows: dict[str, int] = {}
-        # Whether of those that ended, too.
-        self.knows_all = False
+        self.living = LivingJobs(self.submitted)
         self.samples_done = array("d")
         self.extras: dict[int, JobExtras] = {}
         self.changes = ChangeLog()
         # With the job and the number of the change.
         self.observed: list[tuple[int, int, ObservedStep]] = []
         self.reports = ProgressReports()
-        self.node_gpus: dict[str, int] = {}
-        self.down: set[str] = set()
-        self.capacity: list[tuple[float, int]] = []
+        self.capacity = ClusterCapacity()
         self.last_s = 0.0
-        self.decisions = 0
-        self.decision_seconds = 0.0
-        self.policies: dict[str, None] = {}
-        self.teams: list[tuple[float, tuple[TeamStanding, ...]]] = []
+        self.decisions = DecisionsMade()
         # The other job of two on the same GPUs, by row.
         self.beside: dict[int, int] = {}
         self.looks: dict[str, Callable[[_Block, int], None]] = {
@@ -250,23 +239,20 @@ class _Fold:
         of_jobs = _OF_JOBS[columns.event]
         for at in np.flatnonzero(of_jobs & (rows < 0)).tolist():
             name = EVENT_NAMES[columns.event[at]]
-            self._problem(first + at, f'{name} of job "{block.job_id(at)}", which was never submitted')
+            self.problems.add(first + at, f'{name} of job "{block.job_id(at)}", which was never submitted')
         rows[~of_jobs] = -1
         self._progress(block, rows)
         self._share(block, rows)
         self._keep_changes(block, rows, observed)
-        if not self.knows_all:
-            over = columns.job[_OVER[columns.event] & (rows >= 0)]
-            for job in over.tolist():
-                self.rows.pop(columns.job_ids[job], None)
+        over = columns.job[_OVER[columns.event] & (rows >= 0)]
+        self.living.drop(columns.job_ids[job] for job in over.tolist())
 
     def check(self) -> None:
         """:raises BadInputError: with every problem of its events."""
         for row in self.submitted.repeated() if len(self.submitted) else ():
             job_id = self.submitted.table.job_id(row)
-            self._problem(self.submitted.event[row], f'job "{job_id}" is submitted twice')
-        if self.problems:
-            raise BadInputError([problem for _, problem in sorted(self.problems, key=lambda pair: pair[0])])
+            self.problems.add(self.submitted.event[row], f'job "{job_id}" is submitted twice')
+        self.problems.check()
 
     def record(self) -> RunRecord:
         """The run, on a clock that starts with the first submission. Only once: nothing is left here.
@@ -274,23 +260,23 @@ class _Fold:
         :raises BadInputError: there was no event.
         """
         if self.info is None:
-            raise BadInputError.one(self.source, "has no events, expected a run")
-        origin = min(self.submitted.submit_s, default=self.capacity[0][0])
+            raise BadInputError.one(self.problems.source, "has no events, expected a run")
+        origin = min(self.submitted.submit_s, default=self.capacity.steps[0][0])
         jobs = self._jobs(origin)
         if self.guesses:
             jobs = measured(jobs, self.last_s - origin)
         return RunRecord(
-            self.source,
+            self.problems.source,
             self.info,
             jobs,
-            tuple((time - origin, gpus) for time, gpus in self.capacity),
+            tuple((time - origin, gpus) for time, gpus in self.capacity.steps),
             origin,
             self.last_s - origin,
-            self.decisions,
-            self.decision_seconds,
-            tuple(self.policies),
+            self.decisions.count,
+            self.decisions.seconds,
+            tuple(self.decisions.policies),
             None if self.info.simulated else _hash_of_work(self.submitted.table),
-            teams=tuple((time - origin, standings) for time, standings in self.teams),
+            teams=tuple((time - origin, standings) for time, standings in self.decisions.teams),
         )
 
     def _jobs(self, origin_s: float) -> Jobs:
@@ -333,21 +319,22 @@ class _Fold:
             return False
         event = columns.typed(0)
         if not isinstance(event, RunBegan) and not (isinstance(event, Decided) and event.policy is not None):
-            self._problem(number, "does not name the run, expected a decision that says policy and cluster")
+            self.problems.add(
+                number, "does not name the run, expected a decision that says policy and cluster"
+            )
             return False
-        self.info = self._parse(RunInfo, columns.stated(0), number)
+        self.info = self.problems.parse(RunInfo, columns.stated(0), number)
         if self.info is None:
             return False
         self.guesses = guesses_speeds(self.info)
-        self.node_gpus = {node.name: node.gpus for node in self.info.cluster.expanded()}
-        self.capacity = [(float(columns.time_s[0]), self.info.cluster.total_gpus)]
+        self.capacity.have(self.info.cluster, float(columns.time_s[0]))
         return True
 
     def _rows_before(self, columns: EventColumns) -> list[int]:
         """Rows of the jobs of a block that were submitted before it; -1: of another job."""
         ids = columns.job_ids
-        rows = [self.rows.get(job_id, -1) for job_id in ids]
-        if self.knows_all or -1 not in rows:
+        rows = [self.living.rows.get(job_id, -1) for job_id in ids]
+        if self.living.knows_all or -1 not in rows:
             return rows
         events = np.arange(len(columns.job))[::-1]
         first = np.full(len(ids) + 1, -1)
@@ -355,13 +342,8 @@ class _Fold:
         begins = (columns.event[first] == _SUBMIT).tolist()
         if all(row >= 0 or is_new for row, is_new in zip(rows, begins, strict=False)):
             return rows
-        self._know_all()
-        return [self.rows.get(job_id, -1) for job_id in ids]
-
-    def _know_all(self) -> None:
-        """Keep the ids of all jobs from now on: the log tells more of one that has ended."""
-        self.rows = {job_id: row for row, job_id in enumerate(self.submitted.table.ids())}
-        self.knows_all = True
+        self.living.know_all()
+        return [self.living.rows.get(job_id, -1) for job_id in ids]
 
     def _look(self, block: _Block) -> list[tuple[int, ObservedStep]]:
         """Look at what needs it, in order. Returns the times of steps that were observed, and the events."""
@@ -380,35 +362,35 @@ class _Fold:
         try:
             described = self.submitted.add(columns.time_s.item(at), job_id, columns.stated(at), number)
         except ValidationError as error:
-            self._refuse(error, number)
+            self.problems.refuse(error, number)
             return
         self.samples_done.append(nan)
         if described != job_id:
-            self._problem(number, f'submit of "{job_id}" describes job "{described}"', "/detail/job/id")
+            self.problems.add(number, f'submit of "{job_id}" describes job "{described}"', "/detail/job/id")
         elif block.row(at) < 0:  # else it is repeated, as one of a job that ended is
             job, row = block.job[at], len(self.submitted) - 1
-            self.rows[job_id] = block.rows[job] = row
+            self.living.rows[job_id] = block.rows[job] = row
             block.since[job] = at
 
     def _decision(self, block: _Block, at: int) -> None:
         event, number = block.columns.typed(at), block.first + at
         if isinstance(event, RunBegan):
-            self.policies[event.policy] = None
+            self.decisions.policies[event.policy] = None
         if not isinstance(event, Decided):
             return
         if event.policy is not None:
-            self.policies[event.policy] = None
+            self.decisions.policies[event.policy] = None
         for stated_of, take in ((event.forecasts, _forecast), (event.admissions, _admission)):
             for job_id, stated in (stated_of or {}).items():
-                row = self._row_of(job_id)
+                row = self.living.row(job_id)
                 if row >= 0:
                     take(self._extras_of(row), stated)
         if event.teams:
-            standings = self._parse(_Teams, {"teams": event.teams}, number)
-            self.teams += [] if standings is None else [(event.time, standings.teams)]
+            standings = self.problems.parse(_Teams, {"teams": event.teams}, number)
+            self.decisions.teams += [] if standings is None else [(event.time, standings.teams)]
         if event.decision_seconds is not None and number > 1:
-            self.decisions += 1
-            self.decision_seconds += event.decision_seconds
+            self.decisions.count += 1
+            self.decisions.seconds += event.decision_seconds
 
     def _reload(self, block: _Block, at: int) -> None:
         event = block.columns.typed(at)
@@ -417,25 +399,17 @@ class _Fold:
         try:
             cluster, _ = event.clusters()
         except ValidationError as error:
-            self._refuse(error, block.first + at)
+            self.problems.refuse(error, block.first + at)
             return
-        self.node_gpus = {node.name: node.gpus for node in cluster.expanded()}
-        self.down &= self.node_gpus.keys()
-        self._note_capacity(block, at)
-
-    def _note_capacity(self, block: _Block, at: int) -> None:
-        gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
-        self.capacity.append((block.columns.time_s.item(at), gpus))
+        self.capacity.have(cluster, block.columns.time_s.item(at))
 
     def _node(self, block: _Block, at: int) -> None:
-        """Slots out of service and drained nodes, of which other events tell, still count as capacity."""
         event = block.columns.typed(at)
-        if not isinstance(event, NodeDown | NodeUp) or event.node not in self.node_gpus:
+        if not isinstance(event, NodeDown | NodeUp) or event.node not in self.capacity.node_gpus:
             text = f"{event.name} of {getattr(event, 'node', '')!r}, which is not in the cluster"
-            self._problem(block.first + at, text, "/detail/node")
+            self.problems.add(block.first + at, text, "/detail/node")
             return
-        (self.down.add if isinstance(event, NodeDown) else self.down.discard)(event.node)
-        self._note_capacity(block, at)
+        self.capacity.take(event, block.columns.time_s.item(at))
 
     def _read_facts(self, row: int, event: TypedEvent) -> ObservedStep | None:
         """Take what an event says of its job. Returns the time of a step that it tells of."""
@@ -447,12 +421,6 @@ class _Fold:
 
     def _extras_of(self, row: int) -> JobExtras:
         return self.extras.setdefault(row, JobExtras())
-
-    def _row_of(self, job_id: str) -> int:
-        """-1: there is no such job yet."""
-        if job_id not in self.rows and not self.knows_all:
-            self._know_all()
-        return self.rows.get(job_id, -1)
 
     def _progress(self, block: _Block, rows: Integers) -> None:
         columns = block.columns
@@ -476,7 +444,7 @@ class _Fold:
             if left is not None:
                 del self.beside[left]
                 block.keeps.append((at, left, False))
-            other = self._row_of(named[at]) if at in named and columns.gpus[at] > 0 else -1
+            other = self.living.row(named[at]) if at in named and columns.gpus[at] > 0 else -1
             is_there = other >= 0 and self.submitted.event[other] < block.first + at
             if is_there and other != row and other not in self.beside:
                 self.beside |= {row: other, other: row}
@@ -520,23 +488,6 @@ class _Fold:
             before[row] = times, last >= 0 and bool(held.steps.shared[last])
             if told.batch <= LARGEST_BATCH:
                 self._extras_of(row).observed.append(told)
-
-    def _parse(self, record: type[R], detail: Detail, number: int) -> R | None:
-        try:
-            if isinstance(detail, str):
-                return record.model_validate_json(detail, strict=False)
-            return record.model_validate(detail, strict=False)
-        except ValidationError as error:
-            self._refuse(error, number)
-            return None
-
-    def _refuse(self, error: ValidationError, number: int) -> None:
-        problems = problems_of(error, self.source, where=f"event {number}: /detail")
-        self.problems += [(number, problem) for problem in problems]
-
-    def _problem(self, number: int, text: str, pointer: str = "") -> None:
-        where = f"event {number}: {pointer}" if pointer else f"event {number}"
-        self.problems.append((number, Problem(self.source, None, where, text)))
 
 
 class _Teams(Record):

@@ -26,7 +26,7 @@ from pliant.schemas.events import (
     Submitted,
 )
 from pliant.schemas.job import Job
-from pliant.schemas.job_table import in_order
+from pliant.tools.replay.engine.due import DecisionTimes, TraceJobs
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.running import (
     FINISH,
@@ -37,7 +37,6 @@ from pliant.tools.replay.engine.running import (
     ONE_MOMENT,
     SEGMENT_END,
     Agenda,
-    RoundTimes,
     RunningJobs,
 )
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
@@ -106,32 +105,18 @@ class Engine:
         self._describe = describe
         self._advance = advance
         self._correct = correct
-        self._jobs = len(jobs)
-        self._arrivals = iter(in_order(jobs))
-        # The next job to arrive. None: all have arrived.
-        self._coming: Job | None = None
-        self._coming_s = math.inf
-        self._look_for_arrival()
-        self._order = self.simulated.quirks.order
-        self._stop_all_s = self.simulated.quirks.stop_all_s
+        self._trace = TraceJobs(jobs)
         self._agenda = Agenda()
         for event in self.simulated.node_events:
             self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
         self._node_events_ahead = len(self.simulated.node_events)
-        self._rounds = RoundTimes(interval_s, self.simulated.quirks.first_round) if interval_s else None
+        self._due = DecisionTimes(session, self._agenda, interval_s, self.simulated.quirks.first_round)
         self._running = RunningJobs(
             session, self.simulated, self._agenda, self.log, interval_s, reveals_work=reveals_work
         )
         self._now_s = 0.0
-        self._decided_s = -math.inf
         self._idle_limit = IdleLimit()
         self._forecasts = ForecastLog() if session.policy_host.learns else None
-        # Whether a job ended at this moment after the decision: it took less time than clocks resolve.
-        self._ended_late = False
-        # Changes after which the policy is asked; 0: it is asked as often as it is to be.
-        self._least_changes = 0
-        # Whether the policy has to be asked at once, as the replay begins with jobs.
-        self._must_ask = False
         self._quiet_decisions = 0
         self._last_look: tuple[float, float] = (-math.inf, -1.0)
         self._teams: list[dict[str, Any]] = []
@@ -139,21 +124,24 @@ class Engine:
     def carry_on(self, now_s: float) -> None:
         """Begin at this time with the jobs that the session has already, before :meth:`run`."""
         self._now_s = now_s
-        self._must_ask = True
+        self._due.at_once = True
         for job in self.session.jobs.values():
             row = self.log.add(now_s, "progress", job.id, gpus=job.log_gpus, placement=job.placement)
             self._running.take_over(job, row, now_s)
 
     def decide_after(self, changes: int) -> None:
         """From now on, ask the policy once so much has changed, or where else nothing would happen."""
-        self._least_changes = changes
+        self._due.least_changes = changes
 
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
         agenda, running, session = self._agenda, self._running, self.session
+        due, trace = self._due, self._trace
         jobs, hidden = session.jobs, session.hidden
         slowed, interfere = session.allocator.slowed, running.interfere
-        while (self._coming is not None or jobs) and (now_s := self._next_s()) < math.inf:
+        while (trace.coming is not None or jobs) and (
+            now_s := due.next_s(self._now_s, trace.coming_s)
+        ) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
             self._now_s = now_s
@@ -162,74 +150,34 @@ class Engine:
                 self._cancel_unsatisfiable(now_s)
             if slowed or interfere:
                 running.apply_interference(now_s)
-            if self._policy_is_due(now_s):
+            if due.is_due(now_s):
                 self._decide(now_s)
                 self._quiet_decisions += 1
                 if self._quiet_decisions % _PATIENCE == 0 and self._stands_still(now_s):
                     self.stands_still = True
                     break
-                if self._coming is None and self._is_given_up():
+                if trace.coming is None and self._is_given_up():
                     break
-            self._ended_late = False
+            due.ended_late = False
             if agenda.first_s <= now_s * ONE_MOMENT:
                 self._happen_late(now_s)
             if slowed or interfere:
                 running.apply_interference(now_s)
         if self._advance:
-            self._advance(self._ended(), self._jobs)
-
-    # When.
-
-    def _next_s(self) -> float:
-        if self._must_ask or (self._ended_late and self._rounds is None):
-            return self._now_s  # nothing else might lead to another decision
-        next_s = self._coming_s
-        if self._agenda.first_s < next_s and (due_s := self._agenda.next_s()) < next_s:
-            next_s = due_s
-        if not self.session.jobs or (self._least_changes and next_s < math.inf):
-            return next_s
-        again_s = self.session.decided.due_s
-        if again_s is not None and again_s > self._decided_s:
-            next_s = min(next_s, max(again_s, self._now_s))
-        return next_s if self._rounds is None else min(next_s, self._next_round_s(self._rounds))
-
-    def _next_round_s(self, rounds: RoundTimes) -> float:
-        quiet_until_s = -math.inf if self.session.changes.has_news else self.session.decided.quiet_until_s
-        if quiet_until_s == math.inf:
-            return math.inf
-        return rounds.next_s(max(self._now_s, quiet_until_s))
-
-    def _policy_is_due(self, now_s: float) -> bool:
-        if self._must_ask:
-            return True
-        if self._least_changes:
-            return (
-                len(self.session.changes.entries) >= self._least_changes or self._agenda.next_s() == math.inf
-            )
-        if self._rounds is None and self.session.changes.has_news:
-            return True
-        again_s = self.session.decided.due_s
-        wished = again_s is not None and self._decided_s < again_s <= now_s and bool(self.session.jobs)
-        if self._rounds is None:
-            return wished
-        if self.session.jobs and self._rounds.next_s(now_s) <= now_s:
-            self._rounds.hold(now_s)  # held or left out: what comes late at this moment waits for the next
-            return wished or self.session.changes.has_news or now_s >= self.session.decided.quiet_until_s
-        return wished
+            self._advance(self._ended(), trace.count)
 
     def _is_given_up(self) -> bool:
         """All jobs have come, none will end, and the policy is not asked again or was asked often enough."""
         idle = self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
-        asked_again = self._rounds is not None or self.session.decided.due_s is not None
-        return idle and (self._idle_limit.is_reached or not asked_again)
+        return idle and (self._idle_limit.is_reached or not self._due.come_again)
 
     def _stands_still(self, now_s: float) -> bool:
         """No job has trained since the last look, none is about to, and nothing comes from outside."""
         looked_s, had_done = self._last_look
         done = math.fsum(job.samples_done(now_s) for job in self.session.jobs.values())
         self._last_look = (now_s, done)
-        if self._coming is not None or self._node_events_ahead:
+        if self._trace.coming is not None or self._node_events_ahead:
             return False
         return done == had_done and self._running.began_since(looked_s)
 
@@ -245,7 +193,7 @@ class Engine:
                 self._running.next_segment(subject, now_s)
             else:
                 self._node_event(subject, now_s, up=kind == NODE_UP)
-        while self._coming_s <= now_s and (job := self._coming) is not None:
+        while self._trace.coming_s <= now_s and (job := self._trace.coming) is not None:
             self._submit(job, now_s)
 
     def _happen_late(self, now_s: float) -> None:
@@ -253,19 +201,19 @@ class Engine:
         while (entry := self._agenda.pop(now_s, LATE_SEGMENT_END)) is not None:
             _, kind, subject, _ = entry
             if kind in (FINISH, LATE_FINISH):
-                self._ended_late = True
+                self._due.ended_late = True
                 self._finish(subject, now_s)
             else:
                 self._running.next_segment(subject, now_s)
 
     def _submit(self, spec: Job, now_s: float) -> None:
-        self._look_for_arrival()
+        self._trace.look_ahead()
         self._quiet_decisions = 0
         session = self.session
         state = session.submit(spec, now_s)
         self._running.arrive(state)
-        if self._order is not None:
-            state.arrival = self._order(spec)
+        if (order := self.simulated.quirks.order) is not None:
+            state.arrival = order(spec)
         if state.id in session.hidden.held:
             session.admission.release(state.id, now_s)
         detail = self._describe(state) if self._describe else None
@@ -279,10 +227,6 @@ class Engine:
         job.report_progress(now_s, trained)
         self.log.add(now_s, Finished.name, job_id, gpus=0, samples_done=trained)
         self._report_progress()
-
-    def _look_for_arrival(self) -> None:
-        self._coming = next(self._arrivals, None)
-        self._coming_s = math.inf if self._coming is None else self._coming.submit_time
 
     def _cancel_unsatisfiable(self, now_s: float) -> None:
         self._quiet_decisions = 0
@@ -309,7 +253,7 @@ class Engine:
 
     def _decide(self, now_s: float) -> None:
         session = self.session
-        self._decided_s, self._must_ask = now_s, False
+        self._due.decided_s, self._due.at_once = now_s, False
         self.counters.decisions += 1
         if session.leaves_unasked(now_s):
             self.counters.unasked += 1
@@ -321,8 +265,9 @@ class Engine:
             self._correct(transitions)
         for transition in transitions:
             self._apply(transition, now_s)
-        if self._stop_all_s and any(each.step in _RESIZED for each in transitions):
-            self._running.stop_all(self._stop_all_s, now_s, but={each.job.id for each in transitions})
+        pause_s = self.simulated.quirks.stop_all_s
+        if pause_s and any(each.step in _RESIZED for each in transitions):
+            self._running.stop_all(pause_s, now_s, but={each.job.id for each in transitions})
         if session.usage is not None:
             self._note_teams(now_s)
         for job_id, said in session.decided.admissions.items():
@@ -379,9 +324,9 @@ class Engine:
     def _report_progress(self) -> None:
         if self._advance is None:
             return
-        step = self._jobs // 200 or 1
+        step = self._trace.count // 200 or 1
         if self._ended() % step == 0:
-            self._advance(self._ended(), self._jobs)
+            self._advance(self._ended(), self._trace.count)
 
 
 def _company(job: JobState) -> str:
