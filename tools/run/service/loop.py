@@ -32,7 +32,7 @@ from pliant.tools.run.service.decisions import Arrivals, Decisions, PolicyAnswer
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.job_rules import JobRules
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.reload import ClusterFile
+from pliant.tools.run.service.reload import ClusterFile, cluster_without_left_nodes, ordered_cluster
 from pliant.tools.run.service.reports import (
     Lost,
     NewProgress,
@@ -157,9 +157,10 @@ class Loop:
         if executor.submitters is not None:
             executor.submitters.log = state.log
         self.clock = clock
-        self._schedule = schedule
+        # The last decision.
+        self.schedule = schedule
         self._schedule_file = ScheduleFile(state.dirs.schedule)
-        self.origin_s = self._origin_s = origin_s
+        self.origin_s = origin_s
         self.follows = follow
         spec_of = partial(spec_on_clock, state.log, origin_s=origin_s)
         session.book.ended = self._ended = states_kept_small(session.book.ended, spec_of)
@@ -181,11 +182,6 @@ class Loop:
         # When a cluster that was refused is looked at again.
         self.again_s = 0.0
 
-    @property
-    def schedule(self) -> Schedule:
-        """The last decision."""
-        return self._schedule
-
     # Stop conditions.
 
     @property
@@ -204,7 +200,7 @@ class Loop:
 
     def begin(self) -> None:
         """Execute the schedule's own decision, right after which the session stands."""
-        now, schedule = self.clock(), self._schedule
+        now, schedule = self.clock(), self.schedule
         known = (*self.session.jobs.values(), *self.session.book.ended.values())
         submitted = [self._arrivals.submit_event(job) for job in sorted(known, key=lambda job: job.arrival)]
         self.session.book.rejections.clear()  # the schedule's own verdicts say so
@@ -231,8 +227,8 @@ class Loop:
         Requests come first, in the order in which ``pliant schedule --state`` saw them: the policy's state
         depends on that.
         """
-        schedule, log = self._schedule, self.state.log
-        self._poll_requests(self._origin_s + schedule.time)
+        schedule, log = self.schedule, self.state.log
+        self._poll_requests(self.origin_s + schedule.time)
         self.executor.adopt(log)
         self.executor.end_attempts(self._stopped)
         self._see_nodes()
@@ -295,8 +291,8 @@ class Loop:
         targets.clear()
         self._happen([interruption_event(job_id, now, reason) for job_id in held])
         if self._decisions is not None:
-            self._schedule = self._complete(self._decisions.schedule_of((), self._now()), None)
-        self._schedule_file.write(self._schedule)
+            self.schedule = self._complete(self._decisions.schedule_of((), self._now()), None)
+        self._schedule_file.write(self.schedule)
 
     # What happened.
 
@@ -382,7 +378,7 @@ class Loop:
             if self._decisions is None and not ends:
                 continue
             with nullcontext() if job_id is None else self._faults.of(job_id):
-                follow(self.session, event, self._origin_s)
+                follow(self.session, event, self.origin_s)
 
     def _end_broken_jobs(self) -> bool:
         """End the jobs with errors; returns whether the policy shall be asked."""
@@ -415,45 +411,30 @@ class Loop:
         self.executor.targets.update_specs(
             self.state.log.jobs[job_id].job for job_id in self._arrivals.updated
         )
-        self.reload = self.reload or self._ordered_cluster() or self._cluster_without_left_nodes()
+        self.reload = self.reload or ordered_cluster(self._arrivals.reload)
+        log, may_reload = self.state.log, self._decisions is not None and self.clock() >= self.again_s
+        if self.reload is None and log.next_cluster is not None and may_reload:
+            self.reload = cluster_without_left_nodes(log, log.next_cluster, self.executor.busy_nodes)
         return happened
-
-    def _ordered_cluster(self) -> ClusterFile | None:
-        if self._arrivals.reload is None or (cluster := self._arrivals.reload.order.cluster) is None:
-            return None
-        number, order = self._arrivals.reload
-        return ClusterFile(cluster, order.source, "", order.user, order.uid, number, order.now)
-
-    def _cluster_without_left_nodes(self) -> ClusterFile | None:
-        """The next cluster once nothing is left on a node that it does not have, or not as it is."""
-        log = self.state.log
-        if log.next_cluster is None or self._decisions is None or self.clock() < self.again_s:
-            return None
-        busy = {name for job in log.active.values() for name, _ in job.placement} | self.executor.busy_nodes
-        if busy.issuperset(log.leaving):
-            return None
-        drains = [log.drained[name] for name in log.leaving if name in log.drained]
-        user, now = next((drain.user for drain in drains), ""), any(drain.now for drain in drains)
-        return ClusterFile(log.next_cluster, "the new cluster", user=user, now=now)
 
     def take_over(self, before: Loop) -> None:
         """Go on in the place of a loop with another cluster; both have the executor."""
         self._broken_jobs.update(before._broken_jobs)
         self._looked_s, self._must_decide = before._looked_s, True
-        self._schedule_file.write(self._schedule)
+        self._schedule_file.write(self.schedule)
 
     # What shall run.
 
     def _decide(self, decisions: Decisions) -> None:
         now = self.clock()
         prepare = partial(self._prepare, decisions, now=now)
-        outcome = decisions.decide(now - self._origin_s, self.executor.targets.allocations, prepare)
+        outcome = decisions.decide(now - self.origin_s, self.executor.targets.allocations, prepare)
         self._put_ended_away()
         if isinstance(outcome, _Change):
             self._carry_out(outcome)
             return
         name = self.session.policy.name
-        self.state.record([decision_event(now, self._origin_s, name, None, error=outcome)])
+        self.state.record([decision_event(now, self.origin_s, name, None, error=outcome)])
         self._end_rejected(outcome, now)
 
     def _prepare(self, decisions: Decisions, answer: PolicyAnswer, now: float) -> _Change:
@@ -461,16 +442,16 @@ class Loop:
 
         :raises ValueError: no log can hold what the policy said.
         """
-        admissions = decisions.admissions(self._origin_s)
+        admissions = decisions.admissions(self.origin_s)
         waiting = {job_id: each for job_id, each in admissions.items() if job_id in self.session.jobs}
-        event = partial(decision_event, now, self._origin_s, self.session.policy.name, answer.seconds)
+        event = partial(decision_event, now, self.origin_s, self.session.policy.name, answer.seconds)
         rejected = [
             reject_event(job_id, now, reason, admissions.get(job_id)) for job_id, reason in answer.rejected
         ]
         event_lines([event(admissions=waiting), *rejected])
         allocations = answer.allocations(self.executor.targets.allocations)
         change = self._change_to(self._complete(answer.schedule, answer.seconds), allocations, now)
-        forecasts = decisions.forecasts(now - self._origin_s)  # last: these jobs count as noted from here on
+        forecasts = decisions.forecasts(now - self.origin_s)  # last: these jobs count as noted from here on
         decision = event(forecasts=forecasts, admissions=waiting, teams=answer.schedule.teams)
         return replace(change, events=[decision, *rejected, *change.events])
 
@@ -503,7 +484,7 @@ class Loop:
         return _Change(schedule, [*before, *changes], slots)
 
     def _carry_out(self, change: _Change) -> None:
-        self._schedule = change.schedule
+        self.schedule = change.schedule
         self.state.record(change.events)
         self._schedule_file.write(change.schedule)
         self.executor.targets.apply(change.slots)
@@ -513,20 +494,20 @@ class Loop:
         return schedule.model_copy(
             update={
                 "jobs": (*schedule.jobs, *self._arrivals.ahead),
-                "profile": self._schedule.profile,
+                "profile": self.schedule.profile,
                 "decision_seconds": seconds,
             }
         )
 
     def _schedules_decision(self, now: float) -> Event:
-        schedule = self._schedule
+        schedule = self.schedule
         name, once = label_of(schedule.policy.name), self._decisions is None
         return decision_event(
-            now, self._origin_s, name, schedule.decision_seconds, once=once, teams=schedule.teams
+            now, self.origin_s, name, schedule.decision_seconds, once=once, teams=schedule.teams
         )
 
     def _now(self) -> float:
-        return self.clock() - self._origin_s
+        return self.clock() - self.origin_s
 
     @property
     def _idle(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from pliant.schemas.text import counted, in_gpu_hours
 from pliant.tools.run.statedir.directory import ROOT, Account, StateDir, account_name
 from pliant.tools.run.statedir.kept_inputs import cluster_changes
 from pliant.tools.run.statedir.log.fold import LEAVES, RunLog
-from pliant.tools.run.statedir.requests import Order, Spool
+from pliant.tools.run.statedir.requests import Numbered, Order, Spool
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.demand import JobCheck
 from pliant.tools.schedule.jobs import node_states
@@ -59,6 +59,27 @@ class ClusterFile:
     """Number of the order; None: the loop reads the file itself."""
     now: bool = False
     """Jobs leave nodes that are not in it at the next decision; else they may end there."""
+
+
+def ordered_cluster(ordered: Numbered | None) -> ClusterFile | None:
+    """The cluster of an order. Returns None if there is no such order."""
+    if ordered is None or (cluster := ordered.order.cluster) is None:
+        return None
+    number, order = ordered
+    return ClusterFile(cluster, order.source, "", order.user, order.uid, number, order.now)
+
+
+def cluster_without_left_nodes(log: RunLog, following: Cluster, busy: Set[str]) -> ClusterFile | None:
+    """The next cluster once nothing is left on a node that it does not have, or not as it is.
+
+    :param busy: nodes on which something runs.
+    """
+    held = {name for job in log.active.values() for name, _ in job.placement}
+    if (held | busy).issuperset(log.leaving):
+        return None
+    drains = [log.drained[name] for name in log.leaving if name in log.drained]
+    user, now = next((drain.user for drain in drains), ""), any(drain.now for drain in drains)
+    return ClusterFile(following, "the new cluster", user=user, now=now)
 
 
 @dataclass(frozen=True, slots=True)
