@@ -95,7 +95,7 @@ def story(events: int) -> Story:
         past.go_on(100, last=False)
     for job in [job for job in past.session.jobs.values() if job.gpus]:
         past.events.append(interruption_event(job.id, past.now_s, "the nodes are down"))
-        past.session.lose(job.id, past.now_s)
+        past.session.maintenance.lose(job.id, past.now_s)
     for node in past.session.cluster.nodes:
         past.events.append(Event(past.now_s, "node_down", detail={"node": node.name}))
         past.session.maintenance.node_down(node.name, past.now_s)

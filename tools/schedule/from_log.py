@@ -55,7 +55,7 @@ from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
-from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, with_end
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.reload import session_on
@@ -361,7 +361,7 @@ def _stop(session: Session, event: Requeued | Ended) -> None:
         return
     job = session.jobs[job_id]
     if isinstance(event, Requeued):
-        session.lose(job_id, event.time)
+        session.maintenance.lose(job_id, event.time)
         _apply_wait(session, event)
         correct(job, event)
     else:
@@ -394,7 +394,7 @@ def correct(job: JobState, event: TypedEvent) -> None:
         return
     if isinstance(event, EpochEnded) and event.samples_done is not None:
         number = event.epochs_done or 1 + (job.epochs[-1].epoch if job.epochs else 0)
-        job.end_epoch(EpochEnd(number, event.samples_done, event.loss, event.metric))
+        job.epochs = with_end(job.epochs, EpochEnd(number, event.samples_done, event.loss, event.metric))
     if (seen := event.observed) is not None:
         place, local, accum = tuple(seen["placement"]), seen["local_batch"], seen["accum"]
         job.observe(Observation(place, local, accum, seen["step_seconds"], None, job.gpu_type))

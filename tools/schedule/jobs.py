@@ -6,7 +6,8 @@ The caller owns these objects; a policy reads them and must not write to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from copy import copy
+from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
@@ -189,6 +190,20 @@ _OF_SPEC: Final = (
 """Fields of a job's state that follow from its spec and the cluster."""
 
 
+@dataclass(slots=True)
+class JobProgress:
+    """How far a job was at the last change of what it holds, and how it goes on."""
+
+    samples_done: float = 0.0
+    attained_gpu_s: float = 0.0
+    holds_since_s: float = 0.0
+    """Time since which its service is not in ``attained_gpu_s``."""
+    trains_since_s: float = 0.0
+    """Time since which its training is not in ``samples_done``; later than now while it restarts."""
+    trajectory: Trajectory | None = None
+    """What it follows; None: it trains at a constant rate."""
+
+
 @dataclass(slots=True, eq=False)
 class JobState:
     """One active job: what it asked for and how far it is.
@@ -288,11 +303,7 @@ class JobState:
     kind: JobKind | None = None
     """Key of what its speed depends on, once it was asked for: :meth:`JobKind.of`."""
     _hidden_samples: float | None = None
-    _samples_done: float = 0.0
-    _attained_gpu_s: float = 0.0
-    _holds_since_s: float = 0.0
-    _trains_since_s: float = 0.0
-    _trajectory: Trajectory | None = None
+    _progress: JobProgress = field(default_factory=JobProgress)
     _alike: InitVar[JobState | None] = None
     """A job whose spec differs in its id, time, amount of work and labels alone."""
 
@@ -316,11 +327,6 @@ class JobState:
             self.any_number = _alike.any_number
             self.is_elastic = _alike.is_elastic
             self.takes_room = _alike.takes_room
-
-    @property
-    def log_gpus(self) -> int:
-        """What it holds, as a log says it: a job without GPUs holds one place on a node, and no GPU."""
-        return self.gpus if self.requested else 0
 
     def may_use(self, gpu_type: str) -> bool:
         """Whether it may run on GPUs of that type."""
@@ -367,17 +373,24 @@ class JobState:
         return self.spec.submit_time + (utility.target or 0.0)
 
     @property
+    def log_gpus(self) -> int:
+        """What it holds, as a log says it: a job without GPUs holds one place on a node, and no GPU."""
+        return self.gpus if self.requested else 0
+
+    @property
     def turn(self) -> tuple[float, float, str]:
         """Sort key: higher priority first, of equal ones in order of arrival."""
         return (-self.priority, *self.arrival)
 
     def samples_done(self, time_s: float) -> float:
         """Samples trained until ``time_s``, never more than the total."""
-        if self._trajectory is not None:
-            return self._trajectory.samples_done(self._trains_since_s, time_s)
-        done = self._samples_done
-        if self.gpus and time_s > self._trains_since_s:
-            done += (time_s - self._trains_since_s) * self.samples_per_second
+        progress = self._progress
+        since_s = progress.trains_since_s
+        if progress.trajectory is not None:
+            return progress.trajectory.samples_done(since_s, time_s)
+        done = progress.samples_done
+        if self.gpus and time_s > since_s:
+            done += (time_s - since_s) * self.samples_per_second
         total = self._hidden_samples if self.predicted or self.revealed else self.total_samples
         return done if total is None or done <= total else total
 
@@ -409,10 +422,11 @@ class JobState:
 
     def attained_service_s(self, time_s: float) -> float:
         """GPU-seconds received until ``time_s``, stalls included; shared GPUs count half."""
-        if not self.gpus or time_s <= self._holds_since_s:
-            return self._attained_gpu_s
+        progress = self._progress
+        if not self.gpus or time_s <= progress.holds_since_s:
+            return progress.attained_gpu_s
         gpus = self.gpus if self.beside is None else self.gpus * HALF
-        return self._attained_gpu_s + gpus * (time_s - self._holds_since_s)
+        return progress.attained_gpu_s + gpus * (time_s - progress.holds_since_s)
 
     def observations_on(self, gpu_type: str) -> tuple[Observation, ...]:
         """Its measurements on GPUs of that type, and those of which the type is not known."""
@@ -420,16 +434,17 @@ class JobState:
 
     def is_restarting(self, time_s: float) -> bool:
         """Whether it holds GPUs and does not train yet, after a start or a change of its GPUs."""
-        return self.gpus > 0 and time_s < self._trains_since_s
+        return self.gpus > 0 and time_s < self._progress.trains_since_s
 
     def finish_time_s(self) -> float | None:
         """When the job ends if nothing changes; None: not running, or work unknown."""
         if not self.gpus or self.total_samples is None or self.samples_per_second <= 0:
             return None
-        if self._trajectory is not None and not self.predicted:
-            return self._trains_since_s + self._trajectory.seconds
-        left = self.total_samples - self._samples_done
-        return self._trains_since_s + max(0.0, left) / self.samples_per_second
+        progress = self._progress
+        if progress.trajectory is not None and not self.predicted:
+            return progress.trains_since_s + progress.trajectory.seconds
+        left = self.total_samples - progress.samples_done
+        return progress.trains_since_s + max(0.0, left) / self.samples_per_second
 
     # What follows is for the owner of the state (session, engine, runtime), not for policies.
 
@@ -455,15 +470,6 @@ class JobState:
         self.reference_batch = self.global_batch = batch
         self.kind = None
 
-    def end_epoch(self, end: EpochEnd) -> None:
-        """A job that went back to a checkpoint reports an epoch again."""
-        stride, before = _stride(end.epoch), self.epochs
-        if before and _stride(last := before[-1].epoch) == stride and last < end.epoch:
-            kept = before[:-1] if last % stride else before  # all before the last were kept with this stride
-        else:
-            kept = tuple(known for known in before if known.epoch < end.epoch and known.epoch % stride == 0)
-        self.epochs = (*kept, end)
-
     def take_spec(self, new: JobState) -> None:
         """It asks for what another state of the same job asks for; what it holds and has done stays.
 
@@ -479,22 +485,28 @@ class JobState:
         if not self.predicted and not keeps_work:
             self.total_samples = new.total_samples
 
-    def take_cluster(self, new: JobState) -> None:
-        """It goes on in another cluster, where a new state of the same job is this one."""
-        spec = self.spec
-        for name in _OF_SPEC:
-            setattr(self, name, getattr(new, name))
-        self.spec = spec
+    def copied(self, new: JobState | None) -> JobState:
+        """A copy that goes on in another cluster.
+
+        :param new: what a new state of the same job is there; None: all stays as it is.
+        """
+        other = copy(self)
+        other._progress = replace(self._progress)
+        for name in _OF_SPEC if new is not None else ():
+            setattr(other, name, getattr(new, name))
+        other.spec = self.spec
+        return other
 
     def settle(self, time_s: float) -> None:
         """Book what was done until ``time_s``; the allocation goes on."""
-        self._samples_done = self.samples_done(time_s)
+        progress = self._progress
+        progress.samples_done = self.samples_done(time_s)
         if self.gpus:
-            self._attained_gpu_s = self.attained_service_s(time_s)
-        self._holds_since_s = time_s
-        since_s = self._trains_since_s
-        self._trains_since_s = time_s if time_s > since_s else since_s
-        self._trajectory = None
+            progress.attained_gpu_s = self.attained_service_s(time_s)
+        progress.holds_since_s = time_s
+        since_s = progress.trains_since_s
+        progress.trains_since_s = time_s if time_s > since_s else since_s
+        progress.trajectory = None
 
     def train_from(
         self, time_s: float, samples_per_second: float, trajectory: Trajectory | None = None
@@ -503,9 +515,9 @@ class JobState:
 
         :param trajectory: what it follows; it begins at the rate.
         """
-        self._trains_since_s = time_s
+        progress = self._progress
+        progress.trains_since_s, progress.trajectory = time_s, trajectory
         self.samples_per_second = samples_per_second
-        self._trajectory = trajectory
 
     def observe(self, observation: Observation) -> None:
         """Keep a measurement of a configuration that is new."""
@@ -517,9 +529,10 @@ class JobState:
 
     def report_progress(self, time_s: float, samples: float) -> None:
         """``samples`` were done at ``time_s``, as measured."""
-        self._samples_done, self._trajectory = samples, None
-        since_s = self._trains_since_s
-        self._trains_since_s = time_s if time_s > since_s else since_s
+        progress = self._progress
+        progress.samples_done, progress.trajectory = samples, None
+        since_s = progress.trains_since_s
+        progress.trains_since_s = time_s if time_s > since_s else since_s
 
 
 @dataclass(slots=True, eq=False)
@@ -551,6 +564,16 @@ class NodeState:
     def for_servers(self) -> bool:
         """Whether it was made without GPUs: it can hold parameter servers and no workers."""
         return not self.made_gpus
+
+
+def with_end(before: Sequence[EpochEnd], end: EpochEnd) -> Sequence[EpochEnd]:
+    """The epoch ends to keep once a job has reported another one; it may do so again after a checkpoint."""
+    stride = _stride(end.epoch)
+    if before and _stride(last := before[-1].epoch) == stride and last < end.epoch:
+        kept = before[:-1] if last % stride else before  # all before the last were kept with this stride
+    else:
+        kept = tuple(known for known in before if known.epoch < end.epoch and known.epoch % stride == 0)
+    return (*kept, end)
 
 
 def _stride(epoch: int) -> int:

@@ -18,7 +18,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState, Place
 
@@ -241,16 +241,12 @@ class FreeGpus:
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
-            self._refuse(node, free)
+            raise _too_many(node, free)
         index = node.index
         before, self._free[index] = self._free[index], free
         self.by_type[node.gpu_type] += free - before
         for shelf in self._topology.of_node[index]:
             shelf.move(index, before, free)
-
-    @staticmethod
-    def _refuse(node: NodeState, free: int) -> NoReturn:
-        raise ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
 
     def _set_all(self, placement: NodeGpus, sign: int) -> None:
         """As :meth:`give` (``sign`` 1) and :meth:`take` (-1): nodes that change alike move together.
@@ -284,7 +280,7 @@ class FreeGpus:
             return
         if not 0 <= free <= min(gpus):
             nodes = [self.nodes[index] for index in indices]
-            self._refuse(next(node for node in nodes if not 0 <= free <= node.gpus), free)
+            raise _too_many(next(node for node in nodes if not 0 <= free <= node.gpus), free)
 
     def _move_alike(self, indices: Sequence[int], before: int, free: int, span: slice | None = None) -> None:
         """Nodes of one type that had one number of GPUs free have another."""
@@ -369,6 +365,10 @@ class FreeGpus:
         more = shelf.pick(missing, each)
         self.give(used)
         return picks + more
+
+
+def _too_many(node: NodeState, free: int) -> ValueError:
+    return ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
 
 
 class _Places:

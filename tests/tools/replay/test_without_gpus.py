@@ -136,7 +136,7 @@ def test_they_avoid_failed_places_and_look_at_each_node_once(monkeypatch) -> Non
     assert [session.jobs[name].placement for name in "ab"] == [(("gpus", 1),), (("cores", 1),)]
     for until_s, name in ((30.0, "cores"), (40.0, "gpus")):
         session.cluster.withdraw(f"{name}/1024", 5.0, until_s)
-    session.lose("b", 5.0)
+    session.maintenance.lose("b", 5.0)
     assert not session.decide(5.0)
     session.cluster.at(30.0)
     assert session.changes.has_news

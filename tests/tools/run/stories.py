@@ -161,7 +161,7 @@ class Story:
             there = [job.id for job in self.session.jobs.values() if name in dict(job.placement)]
             for job_id in sorted(there):
                 self.events.append(events.interruption_event(job_id, self.now_s, f"node {name} is down"))
-                self.session.lose(job_id, self.now_s)
+                self.session.maintenance.lose(job_id, self.now_s)
         self.events.append(Event(self.now_s, "node_down" if self._down else "node_up", detail={"node": name}))
         change(name, self.now_s)
 
@@ -182,7 +182,7 @@ class Story:
             self.session.end(job.id, now, "finished")
         elif what == "requeue" and job.gpus:
             self._say(job, events.interruption_event(job.id, now, "interrupted"))
-            self.session.lose(job.id, now)
+            self.session.maintenance.lose(job.id, now)
         elif what == "fail" and job.gpus:
             detail = {"attempt": 1, "reason": "exit code 1", "failures": 1}
             self._say(job, Event(now, "fail", job.id, gpus=0, placement=(), detail=detail))

@@ -16,7 +16,7 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.finished_work import FinishedWork, WorkDone
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.jobs import MOST_EPOCH_ENDS, EpochEnd, JobState
+from pliant.tools.schedule.jobs import MOST_EPOCH_ENDS, EpochEnd, JobState, with_end
 from pliant.tools.schedule.policies.srtf import Srtf
 from pliant.tools.schedule.remaining_work import RemainingWork, known_work
 from pliant.tools.schedule.session.session import Session
@@ -38,7 +38,7 @@ def held(*, demand: Demand = "predicted") -> Session:
 
 def report(found: JobState, epochs: int, size: float = 100.0) -> None:
     for number in range(1, epochs + 1):
-        found.end_epoch(EpochEnd(number, number * size, 1 / number, 0.5))
+        found.epochs = with_end(found.epochs, EpochEnd(number, number * size, 1 / number, 0.5))
     found.report_progress(0.0, epochs * size)
 
 

@@ -13,7 +13,7 @@ from pliant.tools.replay.engine.failures import last_checkpoint_s
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster, exact_end
 from pliant.tools.replay.progress import SampleProgress, Segment, regime
-from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory, with_end
 from pliant.tools.schedule.rates import shape_of
 from pliant.tools.schedule.session.allocations import Transition
 from pliant.tools.schedule.session.session import Session
@@ -168,7 +168,7 @@ class RunningJobs:
         job.settle(now_s)
         job.report_progress(now_s, held.goal)
         if held.epoch_end is not None:
-            job.end_epoch(held.epoch_end)
+            job.epochs = with_end(job.epochs, held.epoch_end)
         if self.follow_regimes(job, now_s):
             held.speed = job.samples_per_second
             self._session.allocator.slowed.pop(job_id, None)

@@ -70,9 +70,7 @@ def session_on(
 
 def _job(new: Session, old: JobState) -> JobState:
     """A copy of a job's state; what follows from the cluster is computed again where it can be."""
-    job, fresh = copy.copy(old), new.book.state_as(old.spec)
-    if fresh is not None:  # else the caller holds it
-        job.take_cluster(fresh)
+    job = old.copied(new.book.state_as(old.spec))  # the caller holds one that makes no sense there
     job.is_pinned = new.pins(job.spec)
     if job.gpus and job.requested:
         job.gpu_type = new.cluster.speeds.gpu_type_of(job.placement)

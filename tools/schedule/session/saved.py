@@ -23,6 +23,7 @@ from pliant.schemas.job import Gpus, Job
 from pliant.tools.schedule.jobs import (
     BatchChange,
     EpochEnd,
+    JobProgress,
     JobState,
     Observation,
     Phase,
@@ -54,6 +55,7 @@ _JOB: Final = tuple(
 )
 _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
     "phase": Phase,
+    "_progress": lambda values: JobProgress(*values),
     "observations": lambda values: tuple(Observation(*each) for each in values),
     "epochs": lambda values: tuple(EpochEnd(*each) for each in values),
     "batch_changes": lambda values: tuple(BatchChange(*each) for each in values),
@@ -215,6 +217,7 @@ class _SavedState(JobState):
         self._spec_of = spec_of
         for name, value in _arrived().items():
             setattr(self, name, value)
+        self._progress = JobProgress()
         for name, value in values.items():
             setattr(self, name, _SHAPES[name](_shaped(value)) if name in _SHAPES else _shaped(value))
 
@@ -310,6 +313,8 @@ def _plain(value: Any) -> Any:
     """A value as JSON holds it; a mapping, whose keys may be of any type, as {"": [[key, value], …]}."""
     if isinstance(value, Mapping):
         return {"": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    if isinstance(value, JobProgress):
+        return [getattr(value, each.name) for each in fields(value)]
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -301,10 +301,6 @@ class Session:
         """
         return self.maintenance.set_allocations(updates, time_s)
 
-    def lose(self, job_id: str, time_s: float) -> JobState:
-        """A job lost its GPUs without the policy's doing (crash, node gone) and waits again."""
-        return self.maintenance.lose(job_id, time_s)
-
     def rollback(self, updates: Sequence[AllocationUpdate], time_s: float) -> None:
         """A decision could not be executed: jobs hold what they held; the policy sees which wait again."""
         self.decided.outlasts_ends = False

@@ -381,7 +381,7 @@ def _update(session: Session, job: JobState, op: Op, time_s: float) -> None:
     session.update(job.id, time_s, spec)
     as_asked = session.policy.traits.elasticity != "none" or job.gpus == most
     if job.gpus and not (as_asked and job.gpus in spec.sizes(job.gpus)):
-        session.lose(job.id, time_s)
+        session.maintenance.lose(job.id, time_s)
 
 
 def _happen_to_node(held: CheckedSession, op: Op, name: str) -> None:
@@ -415,7 +415,7 @@ def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
         case "update":
             _update(session, session.jobs[job_id], op, time_s)
         case "lose":
-            session.lose(job_id, time_s)
+            session.maintenance.lose(job_id, time_s)
         case "finish":
             session.end(job_id, time_s)
         case "cancel":

@@ -108,7 +108,7 @@ def test_lost_jobs_and_larger_demands_may_pass() -> None:
     jobs = job("a", gpus=3, gpu_seconds=300), job("b", at=2, gpu_seconds=1000)
     held = started(Fifo("easy"), cluster(4), *jobs)
     held.submit(job("head", at=1, gpus=4, gpu_seconds=400), 3)
-    held.lose("b", 4)
+    held.maintenance.lose("b", 4)
     assert held.decide(4) == []
     held.jobs["b"].report_progress(5, 950)
     assert [each.job.id for each in held.decide(5)] == ["b"]

@@ -126,7 +126,7 @@ def test_unknown_work_comes_last_and_few_jobs_move() -> None:
     assert {state.id: state.gpu_type for state in held.jobs.values()} == {"b": "x", "a": "y"}
     # Sjf counts the whole job.
     held = started(Sjf(), cluster(1), job("a", gpu_seconds=100), job("b", gpu_seconds=50))
-    held.lose("b", 30)
+    held.maintenance.lose("b", 30)
     held.maintenance.node_down("n0", 30)
     held.submit(job("c", at=31, gpu_seconds=45), 31)
     held.maintenance.node_up("n0", 40)

@@ -62,7 +62,7 @@ def test_a_held_job_leaves_and_arrives_when_it_is_released() -> None:
     held = on(opened(cluster(4), job("a", gpus=2), job("b")), a={"n0": 2})
     held.admission.hold("a", 2.0, "alice")
     held.admission.hold("a", 2.5, "alice")
-    held.lose("a", 3.0)
+    held.maintenance.lose("a", 3.0)
     held.admission.prioritize("a", 3.0, 5.0)
     held.admission.release("b", 3.5)
     assert changes(held) == [("cancelled", "a")]
@@ -142,7 +142,7 @@ def test_jobs_have_to_leave_at_once_in_place_where_they_can() -> None:
     assert held.cluster.drained == {"n0": True}, "nothing undoes that but a resume"
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.maintenance.drain("n0", 2.0, now=False)
-    held.lose("a", 3.0)
+    held.maintenance.lose("a", 3.0)
     assert changes(held)[-1] == ("arrived", "a")
     assert steps(held, 4.0, a=2) == [("a", "resume")]
     assert placed(held)["a"] == {"n1": 2}

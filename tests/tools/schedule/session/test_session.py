@@ -204,7 +204,7 @@ def test_a_rejected_job_and_a_lost_node_free_their_gpus() -> None:
 
 def test_each_change_is_shown_once_and_none_before_earlier_ones() -> None:
     held = opened(cluster(4), job("a"), job("b"))
-    held.lose("a", 0)  # it holds nothing
+    held.maintenance.lose("a", 0)  # it holds nothing
     held.decide(0)
     held.end("a", 1, "cancelled")
     held.decide(1)

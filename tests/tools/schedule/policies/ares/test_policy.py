@@ -131,7 +131,7 @@ def test_a_job_stays_on_its_type_until_it_loses_its_gpus(fast: float, lost: bool
     assert types(held) == {"a": "fast", "b": "slow"}
     held.end("a", 5)
     if lost:
-        held.lose("b", 5)
+        held.maintenance.lose("b", 5)
     assert steps(held, 5) == ({"b": "resume"} if lost else {})
     assert types(held) == {"b": "fast" if lost else "slow"}
 

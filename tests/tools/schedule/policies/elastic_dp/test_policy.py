@@ -74,7 +74,7 @@ def test_sizes_change_at_intervals_that_ends_cut_short() -> None:
 
     held = begun(elastic("a"), interval_s=0)
     assert joined(held, 1.5, elastic("b", at=1.5)) == {"a": 7, "b": 1}
-    held.lose("b", 2)
+    held.maintenance.lose("b", 2)
     assert held.explain(2)["b"].reason == "waits for the next scaling, in 0 s"
     assert decided(held, 2) == decided(held, 2) == {"a": 7, "b": 1}, "asked twice at one time"
     # When enough jobs have ended the interval is cut short.

@@ -138,7 +138,7 @@ def test_the_fastest_batch_within_the_limit_and_unstated_epochs() -> None:
     state.gpus, state.samples_per_second = 1, 10.0
     assert epochs.end_s(state, 0.0, 5.0, 20.0) == 65.0
     state.report_progress(20.0, 400.0)
-    state.end_epoch(EpochEnd(2, 400.0, loss=1.5))
+    state.epochs = (EpochEnd(2, 400.0, loss=1.5),)
     assert state.epoch_samples == 200
     assert epochs.end_s(state, 300.0, 5.0, 20.0) == pytest.approx(30.0)
     assert EpochRule(60.0, 7.0).end_s(state, 300.0, 5.0, 20.0) == 12.0, "an epoch never counts longer"

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.job import Job
-from pliant.tools.schedule.jobs import EpochEnd
+from pliant.tools.schedule.jobs import EpochEnd, with_end
 from pliant.tools.schedule.policies.ones import population
 from pliant.tools.schedule.policies.ones.policy import Ones
 from pliant.tools.schedule.session.session import Session
@@ -154,7 +154,7 @@ def test_gangs_keep_their_size_and_unknown_work_is_said() -> None:
     joined(held, time_s, trainable("new", at=time_s, work=None))
     for epoch in range(1, 6):
         held.jobs["new"].report_progress(time_s + epoch, 1000.0 * epoch)
-        held.jobs["new"].end_epoch(EpochEnd(epoch, 1000.0 * epoch))
+        held.jobs["new"].epochs = with_end(held.jobs["new"].epochs, EpochEnd(epoch, 1000.0 * epoch))
     statement = reason(held, "new", time_s + 5)
     assert 40 <= int(statement.split("predicted to be ")[1].split("%")[0]) <= 60, statement
 
