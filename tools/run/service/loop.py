@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -119,12 +119,8 @@ REFUSED_S: Final = 60.0
 """Seconds until a cluster that was refused is tried again for nodes that are empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    schedule: Schedule
-    events: Sequence[Event]
-    slots: Mapping[str, Assignment | None]
-    """By job that gets other slots what it has then; None: nothing."""
+_Change = tuple[Schedule, Sequence[Event], Mapping[str, Assignment | None]]
+"""A decision, its events, and by job that gets other slots what it has then; None: nothing."""
 
 
 class Loop:
@@ -173,8 +169,6 @@ class Loop:
         self._looked_s = 0.0
         self._rules = JobRules(schedule.cluster, session, executor, clock, moves=asks)
         self._must_decide = False
-        # Jobs that gave up all at the last requests.
-        self._stopped: Sequence[str] = ()
         # All jobs were asked to stop.
         self.drained = False
         # The cluster to go on with: the loop turns no further, and another one takes its place.
@@ -207,7 +201,7 @@ class Loop:
         rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in schedule.rejected]
         before = [self._schedules_decision(now), *submitted, *rejected]
         given = {allocation.job: allocation for allocation in schedule.given()}
-        self._carry_out(self._change_to(schedule, given, now, before))
+        self._carry_out(*self._change_to(schedule, given, now, before))
         if self._decisions is not None:
             self._decisions.idle_limit.count(idle=self._idle)
 
@@ -228,9 +222,9 @@ class Loop:
         depends on that.
         """
         schedule, log = self.schedule, self.state.log
-        self._poll_requests(self.origin_s + schedule.time)
+        _, stopped = self._poll_requests(self.origin_s + schedule.time)
         self.executor.adopt(log)
-        self.executor.end_attempts(self._stopped)
+        self.executor.end_attempts(stopped)
         self._see_nodes()
         self._record(self.executor.look(), 0.0)
         self._end(self._rules.timeouts(log))
@@ -243,7 +237,7 @@ class Loop:
         now = self.clock()
         rejected = [verdict for verdict in schedule.rejected if verdict.job in log.active]
         self.state.record(reject_event(verdict.job, now, verdict.reason) for verdict in rejected)
-        self._carry_out(self._change_to(schedule, startable(log, schedule, now), now))
+        self._carry_out(*self._change_to(schedule, startable(log, schedule, now), now))
 
     # One turn.
 
@@ -267,7 +261,7 @@ class Loop:
         here = self._arrivals.arrive()
         self.state.record(here)
         happened |= bool(here)
-        happened |= self._poll_requests(self.clock())
+        happened |= self._poll_requests(self.clock())[0]
         if self.reload is not None:
             return
         if self.session.hidden.unsatisfiable:
@@ -402,12 +396,15 @@ class Loop:
         while reasons := unsatisfiable_jobs(self.state.log):
             self._cancel(reasons)
 
-    def _poll_requests(self, until_s: float) -> bool:
-        """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
-        happened, self._stopped = self._arrivals.poll_requests(until_s)
-        for job_id in self._stopped:
+    def _poll_requests(self, until_s: float) -> tuple[bool, Sequence[str]]:
+        """Take up what was submitted, cancelled and ordered.
+
+        Returns whether the policy shall be asked, and the jobs that give up all.
+        """
+        happened, stopped = self._arrivals.poll_requests(until_s)
+        for job_id in stopped:
             self.executor.targets.pop(job_id, None)
-        self.executor.end_attempts(self._stopped)
+        self.executor.end_attempts(stopped)
         self.executor.targets.update_specs(
             self.state.log.jobs[job_id].job for job_id in self._arrivals.updated
         )
@@ -415,7 +412,7 @@ class Loop:
         log, may_reload = self.state.log, self._decisions is not None and self.clock() >= self.again_s
         if self.reload is None and log.next_cluster is not None and may_reload:
             self.reload = cluster_without_left_nodes(log, log.next_cluster, self.executor.busy_nodes)
-        return happened
+        return happened, stopped
 
     def take_over(self, before: Loop) -> None:
         """Go on in the place of a loop with another cluster; both have the executor."""
@@ -430,8 +427,8 @@ class Loop:
         prepare = partial(self._prepare, decisions, now=now)
         outcome = decisions.decide(now - self.origin_s, self.executor.targets.allocations, prepare)
         self._put_ended_away()
-        if isinstance(outcome, _Change):
-            self._carry_out(outcome)
+        if not isinstance(outcome, str):
+            self._carry_out(*outcome)
             return
         name = self.session.policy.name
         self.state.record([decision_event(now, self.origin_s, name, None, error=outcome)])
@@ -450,10 +447,12 @@ class Loop:
         ]
         event_lines([event(admissions=waiting), *rejected])
         allocations = answer.allocations(self.executor.targets.allocations)
-        change = self._change_to(self._complete(answer.schedule, answer.seconds), allocations, now)
+        schedule, changes, slots = self._change_to(
+            self._complete(answer.schedule, answer.seconds), allocations, now
+        )
         forecasts = decisions.forecasts(now - self.origin_s)  # last: these jobs count as noted from here on
         decision = event(forecasts=forecasts, admissions=waiting, teams=answer.schedule.teams)
-        return replace(change, events=[decision, *rejected, *change.events])
+        return schedule, [decision, *rejected, *changes], slots
 
     def _put_ended_away(self) -> None:
         """Keep ended jobs as text, except those whose end the policy has not seen."""
@@ -481,13 +480,15 @@ class Loop:
             change_event(job_id, targets.get(job_id), after, log, now, reason=reasons.get(job_id, ""))
             for job_id, after in slots.items()
         ]
-        return _Change(schedule, [*before, *changes], slots)
+        return schedule, [*before, *changes], slots
 
-    def _carry_out(self, change: _Change) -> None:
-        self.schedule = change.schedule
-        self.state.record(change.events)
-        self._schedule_file.write(change.schedule)
-        self.executor.targets.apply(change.slots)
+    def _carry_out(
+        self, schedule: Schedule, events: Sequence[Event], slots: Mapping[str, Assignment | None]
+    ) -> None:
+        self.schedule = schedule
+        self.state.record(events)
+        self._schedule_file.write(schedule)
+        self.executor.targets.apply(slots)
 
     def _complete(self, schedule: Schedule, seconds: float | None) -> Schedule:
         """A decision's schedule, with the jobs still to come."""
