@@ -25,12 +25,15 @@ from typing import Final
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import ALLOCATION_EVENTS, ENDS, EVENT, Event
 from pliant.schemas.events import (
+    Decided,
     Moved,
     NodeDown,
     NodeUp,
     Placed,
     Preempted,
+    Reloaded,
     Resized,
+    RunBegan,
     SlotCleared,
     SlotQuarantined,
     Started,
@@ -199,17 +202,7 @@ def _consistent(
     """The events that fold to one state, and what was done for that."""
     events, back = _restored(lines, snapshot)
     events, words = _begun(events, dirs)
-    log = RunLog()
-    folding: list[Event] = []
-    for event in events:
-        try:
-            fold_into(log, [(0, event)], "")
-        except BadInputError as error:
-            words.append(f"dropped: {error.problems[0].message}")
-        else:
-            folding.append(event)
-    nodes = log.info.cluster.expanded() if log.info is not None else ()
-    kept, more = fit_together(folding, {node.name: node.gpus for node in nodes})
+    kept, more = fit_together(events)
     return kept, [*back, *words, *more]
 
 
@@ -280,9 +273,9 @@ def _begun(events: list[Event], dirs: StateDir) -> tuple[list[Event], list[str]]
     return [first, *events], [f"the first event, which names the run, is replaced from {dirs.schedule}"]
 
 
-def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple[list[Event], list[str]]:
-    """The events without contradictions, and what was done for that. No nodes: nothing is known of GPUs."""
-    fitting = _Fitting(node_gpus)
+def fit_together(events: Iterable[Event]) -> tuple[list[Event], list[str]]:
+    """The events that fold, without contradictions, and what was done for that."""
+    fitting = _Fitting()
     numbered = enumerate(events)
     groups = groupby(
         numbered, key=lambda each: (each[1].time, -1 if each[1].event in ALLOCATION_EVENTS else each[0])
@@ -294,9 +287,10 @@ def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple
 class _Fitting:
     """The log as it is kept so far, and what its next events become."""
 
-    def __init__(self, node_gpus: Mapping[str, int]) -> None:
+    def __init__(self) -> None:
         self.said: list[str] = []
-        self._node_gpus = node_gpus
+        # GPUs by node, of the cluster as it is then; empty: nothing is known of them.
+        self._node_gpus: Mapping[str, int] = {}
         self._log = RunLog()
         self._now_s = 0.0
         # Jobs of the changes at hand that hold nothing so far, as all change at once.
@@ -318,8 +312,13 @@ class _Fitting:
                 self.said.append(f"job {job_id}: a second submission is dropped")
                 return []
             case Submitted():
-                return [self._kept(first)]
-        return [self._kept(first)] if first.job is None or self._is_known(first.job) else []
+                return self._keep(first)
+            case RunBegan() | Decided() | Reloaded():
+                kept, info = self._keep(first), self._log.info
+                nodes = () if info is None else info.cluster.expanded()
+                self._node_gpus = {node.name: node.gpus for node in nodes}
+                return kept
+        return self._keep(first) if first.job is None or self._is_known(first.job) else []
 
     def unknown_jobs(self) -> list[str]:
         return [
@@ -328,10 +327,15 @@ class _Fitting:
             for job_id, count in sorted(self._unknown.items())
         ]
 
-    def _kept(self, event: Event) -> Event:
-        self._log.add(event)
-        self._moving.discard(event.job or "")
-        return event
+    def _keep(self, row: Event) -> list[Event]:
+        """Fold an event. Returns nothing if that is impossible."""
+        self._moving.discard(row.job or "")
+        try:
+            fold_into(self._log, [(0, row)], "")
+        except BadInputError as error:
+            self.said.append(f"dropped: {error.problems[0].message}")
+            return []
+        return [row]
 
     def _is_known(self, job_id: str) -> bool:
         if job_id not in self._log.jobs:
@@ -344,16 +348,16 @@ class _Fitting:
             self.said.append(f"a {event.name!r} event of the unknown node {node} is dropped")
             return []
         there = [job_id for job_id in sorted(self._log.jobs) if self._is_on(job_id, node)]
-        lost = [self._take_from(job_id) for job_id in there if isinstance(event, NodeDown)]
-        return [*lost, self._kept(row_of(event))]
+        lost = [each for job_id in there if isinstance(event, NodeDown) for each in self._take_from(job_id)]
+        return lost + self._keep(row_of(event))
 
     def _is_on(self, job_id: str, node: str) -> bool:
         return any(name == node for name, _ in self._log.jobs[job_id].placement)
 
-    def _take_from(self, job_id: str) -> Event:
+    def _take_from(self, job_id: str) -> list[Event]:
         """A job holds nothing from now on: the line that said so is lost."""
         self.said.append(f"job {job_id}: {_REASON}; it goes on from its last checkpoint")
-        return self._kept(interruption_event(job_id, self._now_s, _REASON))
+        return self._keep(interruption_event(job_id, self._now_s, _REASON))
 
     def _slot(self, event: SlotQuarantined | SlotCleared) -> list[Event]:
         """A slot that goes out of service has to be free."""
@@ -367,7 +371,7 @@ class _Fitting:
         if is_new and not self._can_be_withdrawn(node_of(slot)):
             self.said.append(f"slot {slot}: the line that freed it is lost; it stays in service")
             return []
-        return [self._kept(row_of(event))]
+        return self._keep(row_of(event))
 
     @property
     def _out_of_service(self) -> Mapping[str, LeftOut]:
@@ -384,7 +388,7 @@ class _Fitting:
                 break
             if any(node == node_of(slot) and self._free(node) < count for node, count in place):
                 self.said.append(f"slot {slot}: the line that put it back into service is lost, and replaced")
-                events.append(self._kept(row_of(SlotCleared(self._now_s, slot=slot))))
+                events += self._keep(row_of(SlotCleared(self._now_s, slot=slot)))
         return events
 
     def _changes(self, events: Sequence[Event]) -> list[Event]:
@@ -399,9 +403,9 @@ class _Fitting:
                 lost += self._back_in_service(place)
                 lost += self._make_room(place, together)
                 if not self._has_room(place):
-                    lost.append(self._take_from(job_id))
+                    lost += self._take_from(job_id)
                     continue
-            kept.append(self._kept(event))
+            kept += self._keep(event)
         return lost + kept
 
     def _joins(self, row: Event) -> bool:
@@ -419,7 +423,7 @@ class _Fitting:
             if self._has_room(place):
                 break
             if any(self._is_on(job_id, name) for name, _ in place):
-                yield self._take_from(job_id)
+                yield from self._take_from(job_id)
 
     def _has_room(self, place: NodeGpus) -> bool:
         return not self._node_gpus or all(self._free(name) >= count for name, count in place)

@@ -23,6 +23,7 @@ import pytest
 from benchmarks.parts.chaos.hazard import Death, Hazard
 from pliant.schemas.errors import BadInputError, LockedError
 from pliant.schemas.event import Event, EventName
+from pliant.schemas.events import Reloaded, row_of
 from pliant.schemas.file_io.events import LOG_HEADER, sealed_lines
 from pliant.schemas.file_io.json_lines import FIRST
 from pliant.schemas.io import read_events, write_schedule
@@ -47,7 +48,7 @@ from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.quarantine import node_of
 from pliant.tools.schedule.session.saved import Basis, LazyDict, Past, SavedSession
 from pliant.tools.schedule.session.session import Session
-from tests.builders import job
+from tests.builders import cluster, job
 from tests.cli.calling import call
 from tests.tools.run.stories import BASIS, BEGAN_S, HAPPENINGS, NODES, UPDATING, Story, rebuilding
 
@@ -313,11 +314,12 @@ def out(at: float, slot: str, seconds: float) -> Event:
     return Event(at, "slot_down", detail={"slot": slot, "seconds": seconds, "by": "a", "reason": "died"})
 
 
+BEGAN = replace(Story(1).events[0], time=0.0)
 JOBS = [submit_event(job(name, gpus=4, low=1, high=8), 0.0) for name in "abc"]
 
 
 def repaired(*events: Event) -> tuple[RunLog, list[str]]:
-    kept, said = fit_together([*JOBS, *events], NODE_GPUS)
+    kept, said = fit_together([BEGAN, *JOBS, *events])
     return fold(kept), said
 
 
@@ -334,8 +336,8 @@ def placements(jobs: object) -> dict[str, object]:
 
 
 def assert_fits_together(events: Sequence[Event]) -> None:
-    kept, _ = fit_together(events, NODE_GPUS)
-    assert fit_together(kept, NODE_GPUS) == (kept, []), "it is as it should be now"
+    kept, _ = fit_together(events)
+    assert fit_together(kept) == (kept, []), "it is as it should be now"
     log, session = fold(kept), run_of(kept)
     assert placements(log.active) == placements(session.jobs), "status, the next run and its policy agree"
     assert log.out_of_service(log.last_s).keys() == session.quarantine.out_of_service.keys()
@@ -348,7 +350,7 @@ def assert_fits_together(events: Sequence[Event]) -> None:
 
 
 DAY = [
-    replace(Story(1).events[0], time=0.0),
+    BEGAN,
     *JOBS,
     *(holds(1, "start", "a", N0), holds(1, "start", "b", N1)),
     *(holds(2, "preempt", "b"), holds(2, "grow", "a", N0, N1)),
@@ -370,7 +372,7 @@ DAY = [
 
 def test_whichever_two_lines_are_lost_no_two_jobs_get_a_gpu() -> None:
     for events in (DAY, Story(3).go_on(80), Story(4, linked=True).go_on(80)):
-        assert fit_together(events, NODE_GPUS) == (events, [])
+        assert fit_together(events) == (events, [])
         assert_fits_together(events)
     for lost in combinations(range(1, len(DAY)), 2):
         assert_fits_together([event for at, event in enumerate(DAY) if at not in lost])
@@ -382,6 +384,15 @@ def test_however_many_lines_are_lost_all_readers_agree(seed: int) -> None:
     events = Story(seed, linked=seed % 2 > 0).go_on(60)
     for part in (0.02, 0.1, 0.3, 0.6):
         assert_fits_together([events[0], *(event for event in events[1:] if rng.random() > part)])
+
+
+def test_a_log_fits_each_cluster_that_its_run_had() -> None:
+    smaller = cluster(4).model_dump(mode="json", by_alias=True)
+    began = [BEGAN, *JOBS, holds(1, "start", "a", N1), holds(2, "preempt", "a"), down(3, "n1")]
+    events = [*began, row_of(Reloaded(4, cluster=smaller)), holds(5, "start", "b", N0)]
+    assert fit_together(events) == (events, [])
+    kept, said = fit_together([*events, up(6, "n1")])
+    assert (kept, said) == (events, ["a 'node_up' event of the unknown node n1 is dropped"])
 
 
 def test_jobs_in_the_way_lose_their_gpus_and_pairs_share_them() -> None:
