@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.events import Preempted, Started
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.session.allocations import AllocationEvent
 from pliant.tools.schedule.session.session import Session
 
 
@@ -95,6 +98,19 @@ def opened(policy: Policy, nodes: Cluster, *jobs: Job, throughput: Throughput | 
     for each in jobs:
         held.submit(each, each.submit_time)
     return held
+
+
+def allocated(
+    job_id: str,
+    placement: NodeGpus = (),
+    batch: int | None = None,
+    servers: NodeGpus = (),
+    beside: str | None = None,
+) -> AllocationEvent:
+    """The event by which a job holds these GPUs, or none."""
+    if not placement:
+        return Preempted(0.0, job_id, 0, (), batch)
+    return Started(0.0, job_id, gpus_of(placement), placement, batch, servers=servers, beside=beside)
 
 
 def decided(held: Session, time_s: float) -> dict[str, int]:

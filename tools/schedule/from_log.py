@@ -57,7 +57,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, with_end
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.allocations import AllocationUpdate
+from pliant.tools.schedule.session.allocations import AllocationEvent, allocation_event
 from pliant.tools.schedule.session.reload import session_on
 from pliant.tools.schedule.session.session import Session
 
@@ -206,12 +206,12 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     out = {verdict.job: verdict.reason for verdict in schedule.rejected}
     for job in arrivals_until(schedule.jobs, schedule.time, out):
         (session.submit_accepted if job.id in out else session.submit)(job, schedule.time)
-    updates = [_update_of(given) for given in schedule.allocations]
     try:
         for job_id in out:
             if job_id not in session.book.rejections:
                 session.end(job_id, schedule.time, "rejected")
-        session.set_allocations(updates, schedule.time)
+        events = [_held_by(session.jobs[given.job], given, schedule.time) for given in schedule.allocations]
+        session.set_allocations(events, schedule.time)
     except (KeyError, ValueError) as error:
         raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
     seen = {"changes_seen": len(session.changes.entries)}  # absorbed is all that this session begins with
@@ -224,9 +224,11 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     return session
 
 
-def _update_of(given: Allocation) -> AllocationUpdate:
-    batch = None if given.batch is None else given.batch.global_
-    return AllocationUpdate(given.job, given.placement, batch, given.servers, given.beside)
+def _held_by(job: JobState, given: Allocation, time_s: float) -> AllocationEvent:
+    batch, place = None if given.batch is None else given.batch.global_, given.placement
+    return allocation_event(
+        job, place, time_s, global_batch=batch, servers=given.servers, beside=given.beside
+    )
 
 
 def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ()) -> list[Job]:
@@ -333,21 +335,13 @@ def _apply_slot(session: Session, event: SlotQuarantined | SlotCleared) -> None:
 
 def _apply_allocations(session: Session, events: Sequence[TypedEvent]) -> None:
     changes = [event for event in events if isinstance(event, Started | Resized | Moved | Preempted)]
-    session.set_allocations([_update(event) for event in changes], changes[0].time if changes else 0.0)
+    session.set_allocations(changes, changes[0].time if changes else 0.0)
     for event in changes:
         job = session.jobs[event.job]
         correct(job, event)
         if job.gpus and event.overhead_seconds:
             job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
         _apply_wait(session, event)
-
-
-def _update(event: Placed | Preempted) -> AllocationUpdate:
-    place, batch = event.placement or (), event.global_batch
-    if isinstance(event, Preempted):
-        return AllocationUpdate(event.job, place, batch)
-    servers = tuple((name, count) for name, count in event.servers or ())
-    return AllocationUpdate(event.job, place, batch, servers, event.beside)
 
 
 def _stop(session: Session, event: Requeued | Ended) -> None:

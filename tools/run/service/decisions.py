@@ -31,7 +31,7 @@ from pliant.tools.schedule.demand import JobCheck, submit_detail
 from pliant.tools.schedule.from_log import follow
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import PolicyError, in_words
-from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition
+from pliant.tools.schedule.session.allocations import Transition, allocation_event
 from pliant.tools.schedule.session.forecast_log import ForecastLog
 from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
 from pliant.tools.schedule.session.session import Session
@@ -163,14 +163,18 @@ class Decisions:
 
     def _rollback(self, held: Mapping[str, Allocation], now_s: float) -> None:
         """Undo a decision that came to nothing: jobs hold what they held."""
-        changed: list[AllocationUpdate] = []
+        changed = []
         for job in self.session.jobs.values():
             before = held.get(job.id)
             place, batch, beside = (
                 ((), None, None) if before is None else (before.placement, before.cut[0], before.beside)
             )
             if (job.placement, job.global_batch, job.beside) != (place, batch or job.global_batch, beside):
-                changed.append(AllocationUpdate(job.id, place, batch, job.servers, beside))
+                changed.append(
+                    allocation_event(
+                        job, place, now_s, global_batch=batch, servers=job.servers, beside=beside
+                    )
+                )
         self.session.rollback(changed, now_s)
 
 

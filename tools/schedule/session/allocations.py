@@ -1,7 +1,7 @@
 """What jobs hold, how a change of it is called, and whether there is room for it.
 
-A :class:`AllocationUpdate` is what the session needs of an allocation, whether from a log, a schedule or the
-assignment step. A :class:`Transition` is what became of it.
+The events by which jobs get GPUs and give them up say what they hold, whether they are from a log, or made
+of a schedule or of what a session takes from jobs. A :class:`Transition` is what became of one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from pliant.schemas.events import PLACED, Placed, Preempted
 from pliant.tools.schedule.jobs import RUNNING, WAITING, JobState, NodeGpus, Phase, gpus_of
 
 Step = Literal["start", "resume", "grow", "shrink", "move", "rebatch", "preempt", "reject"]
@@ -27,21 +28,30 @@ class Transition(NamedTuple):
     reason: str = ""
 
 
-class AllocationUpdate(NamedTuple):
-    """What one job is to hold; nothing if the placement is empty."""
+AllocationEvent = Placed | Preempted
+"""What one job holds from now on; of two jobs on the same GPUs one may name the other, or both."""
 
-    job_id: str
-    placement: NodeGpus = ()
-    global_batch: int | None = None
-    """None: unchanged."""
-    servers: NodeGpus = ()
-    """Where its parameter servers are."""
-    beside: str | None = None
-    """The job that holds the same GPUs; one of the two may say so, or both."""
 
-    @classmethod
-    def of(cls, job: JobState) -> AllocationUpdate:
-        return cls(job.id, job.placement, job.global_batch, job.servers, job.beside)
+def allocation_event(
+    job: JobState,
+    place: NodeGpus,
+    time_s: float,
+    *,
+    global_batch: int | None = None,
+    servers: NodeGpus = (),
+    beside: str | None = None,
+) -> AllocationEvent:
+    """The event by which a job holds a place, nothing if it is empty. No batch: that is unchanged."""
+    if not place:
+        return Preempted(time_s, job.id, 0, (), global_batch)
+    step, gpus = step_of(job, place), gpus_of(place) if job.requested else 0
+    kind = PLACED["move" if step == "rebatch" else step]
+    return kind(time_s, job.id, gpus, place, global_batch, servers=servers, beside=beside)
+
+
+def servers_in(event: AllocationEvent) -> NodeGpus:
+    """Where the parameter servers of a job are."""
+    return () if isinstance(event, Preempted) else tuple((name, count) for name, count in event.servers or ())
 
 
 def step_of(job: JobState, place: NodeGpus) -> Step:
@@ -102,7 +112,7 @@ def _net(steps: Sequence[Transition]) -> Transition | None:
 
 
 def sharing_in(
-    updates: Sequence[AllocationUpdate], jobs: Mapping[str, JobState], room_on: Callable[[str], int]
+    events: Sequence[AllocationEvent], jobs: Mapping[str, JobState], room_on: Callable[[str], int]
 ) -> dict[str, str]:
     """The jobs that come to share GPUs, and with which job.
 
@@ -112,15 +122,15 @@ def sharing_in(
     :raises KeyError: a job is not active.
     :raises ValueError: a node is unknown or has too few GPUs for one of them.
     """
-    moving = {each.job_id: jobs[each.job_id] for each in updates}
-    alone = _left_alone(updates, moving, jobs)
+    moving = {each.job: jobs[each.job] for each in events}
+    alone = _left_alone(events, moving, jobs)
     freed = Counter[str]()
     for job in moving.values():
         if job.frees_gpus(moving):
             for name, count in job.placement:
                 freed[name] += count
     partners: dict[str, str] = {}
-    for job_id, place, beside in ((each.job_id, each.placement, each.beside) for each in updates):
+    for job_id, place, beside in ((each.job, each.placement or (), _partner_in(each)) for each in events):
         if beside is not None and place and alone.get(beside) == place:
             partners[job_id] = beside
             del alone[beside]
@@ -135,9 +145,13 @@ def sharing_in(
 
 
 def _left_alone(
-    updates: Iterable[AllocationUpdate], moving: Mapping[str, JobState], jobs: Mapping[str, JobState]
+    events: Iterable[AllocationEvent], moving: Mapping[str, JobState], jobs: Mapping[str, JobState]
 ) -> dict[str, NodeGpus]:
     """The jobs that stay where they are, without a partner, and are to get one."""
-    named = (jobs.get(each.beside or "") for each in updates)
+    named = (jobs.get(_partner_in(each) or "") for each in events)
     stay = (job for job in named if job is not None and job.id not in moving)
     return {job.id: job.placement for job in stay if job.beside is None or job.beside in moving}
+
+
+def _partner_in(event: AllocationEvent) -> str | None:
+    return None if isinstance(event, Preempted) else event.beside

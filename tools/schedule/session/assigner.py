@@ -11,10 +11,11 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.max_min import equal_shares
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.admission import Admission
-from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition
+from pliant.tools.schedule.session.allocations import Transition
 from pliant.tools.schedule.session.allocator import Allocator
 from pliant.tools.schedule.session.assignment import (
     Demands,
+    JobPlace,
     NoPlaceError,
     PlacementTakenError,
     RoomShare,
@@ -168,11 +169,9 @@ class Assigner:
                     decided.refuse(job, time_s)
                 continue  # no GPU type has enough GPUs for it: it keeps what it has
             batch = target.global_batch or job.global_batch
-            after = AllocationUpdate.of(job) if place is None else place
+            gpus, servers = (job.placement, job.servers) if place is None else place
             other = None if place is None or target.beside is None else jobs[target.beside]
-            transition = self._allocator.change(
-                job, after.placement, batch, time_s, after.servers, beside=other
-            )
+            transition = self._allocator.change(job, gpus, batch, time_s, servers, beside=other)
             if transition is not None:
                 transitions.append(transition)
         return transitions
@@ -219,7 +218,7 @@ class Assigner:
         )
         return target._replace(gpus=useful, servers=None) if 0 < useful < gpus else target
 
-    def _assign(self, targets: Mapping[str, Target]) -> dict[str, AllocationUpdate]:
+    def _assign(self, targets: Mapping[str, Target]) -> dict[str, JobPlace]:
         jobs = self._jobs
         moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
         if not moving:

@@ -17,7 +17,7 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition
+from pliant.tools.schedule.session.allocations import Transition
 from pliant.tools.schedule.session.quarantine import Quarantine
 
 DemandsOf = Callable[[Mapping[str, Target]], "Demands"]
@@ -37,6 +37,10 @@ class RoomShare(NamedTuple):
         """What a job then has room for, by GPU type."""
         kinds = room if self.gpu_type is None else (self.gpu_type,)
         return {kind: min(most, self.gpus) if kind in kinds else most for kind, most in room.items()}
+
+
+JobPlace = tuple[NodeGpus, NodeGpus]
+"""GPUs of a job by node, and the nodes of its parameter servers."""
 
 
 class PlacementTakenError(Exception):
@@ -95,7 +99,7 @@ def assign(
     accumulates: bool = True,
     cut: Collection[str] = (),
     in_teams: bool = False,
-) -> dict[str, AllocationUpdate]:
+) -> dict[str, JobPlace]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
     A job stays where no GPU type has enough GPUs left for it, or where its demands or replicas do not fit.
@@ -196,7 +200,7 @@ class _World:
 
 def _attempt(
     moving: Mapping[str, Target], jobs: Mapping[str, JobState], world: _World
-) -> tuple[dict[str, AllocationUpdate], str | None]:
+) -> tuple[dict[str, JobPlace], str | None]:
     """Places of all jobs but those that wait and found none; or none, and a running job that found none."""
     free = world.free
     left = [
@@ -206,7 +210,7 @@ def _attempt(
     ]
     for placement in left:
         free.give(placement)
-    places: dict[str, AllocationUpdate] = {}
+    places: dict[str, JobPlace] = {}
     taken: list[NodeGpus] = []
     turns: Iterable[tuple[str, Target]] = moving.items()
     if len(moving) > 1:
@@ -221,7 +225,7 @@ def _attempt(
                 place = _place(job, target, world)
             else:
                 other = jobs[target.beside]
-                held = places[other.id].placement if other.id in places else other.placement
+                held = places[other.id][0] if other.id in places else other.placement
                 place = _beside(job, target, other, held, world)
             if place is None and not job.gpus and (target.placement is None or job.room is None):
                 continue  # it holds nothing that others count on
@@ -233,8 +237,8 @@ def _attempt(
                 _undo(left, taken, free)
                 return {}, job_id
             if target.beside is None:
-                free.take(place.placement)
-                taken.append(place.placement)
+                free.take(place[0])
+                taken.append(place[0])
             places[job_id] = place
         _check_homes(moving, places, jobs, world)
     except (PlacementTakenError, NoPlaceError):
@@ -245,7 +249,7 @@ def _attempt(
 
 def _check_homes(
     moving: Mapping[str, Target],
-    places: Mapping[str, AllocationUpdate],
+    places: Mapping[str, JobPlace],
     jobs: Mapping[str, JobState],
     world: _World,
 ) -> None:
@@ -287,9 +291,7 @@ def _turn(job: JobState, target: Target) -> tuple[int, int, int]:
     return (1 if shrinks else 2), -len(job.barred), -job.per_replica
 
 
-def _beside(
-    job: JobState, target: Target, other: JobState, gpus: NodeGpus, world: _World
-) -> AllocationUpdate | None:
+def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, world: _World) -> JobPlace | None:
     """The place of the job to share with, where the two can share it."""
     quarantine, left = world.quarantine, world.demands
     if gpus_of(gpus) != target.gpus or quarantine.held_until_s(job.id) is not None:
@@ -306,12 +308,12 @@ def _beside(
     ):
         return None
     if left is None or job.room is None:
-        return AllocationUpdate(job.id, gpus)
+        return (gpus, ())
     servers = left.take(job, gpus, target.servers, world.free) if left.fits(job, gpus) else None
-    return None if servers is None else AllocationUpdate(job.id, gpus, None, servers)
+    return None if servers is None else (gpus, servers)
 
 
-def _place(job: JobState, target: Target, world: _World) -> AllocationUpdate | None:
+def _place(job: JobState, target: Target, world: _World) -> JobPlace | None:
     """A place with everything that the job demands, parameter servers included."""
     free, left = world.free, world.demands
     if job.types is not None and target.gpus:
@@ -322,7 +324,7 @@ def _place(job: JobState, target: Target, world: _World) -> AllocationUpdate | N
             return None
     if left is None or job.room is None:
         gpus = _allowed(job, target, world) if target.gpus else _NO_PLACE
-        return None if gpus is None else AllocationUpdate(job.id, gpus)
+        return None if gpus is None else (gpus, ())
     if target.placement is not None and (
         free.splits(target.placement, job.per_replica) or not left.fits(job, target.placement)
     ):
@@ -336,7 +338,7 @@ def _place(job: JobState, target: Target, world: _World) -> AllocationUpdate | N
     if gpus is None:
         return None
     servers = left.take(job, gpus, target.servers, free)
-    return None if servers is None else AllocationUpdate(job.id, gpus, None, servers)
+    return None if servers is None else (gpus, servers)
 
 
 def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
-from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition, sharing_in
+from pliant.tools.schedule.session.allocations import AllocationEvent, Transition, servers_in, sharing_in
 from pliant.tools.schedule.session.allocator import Allocator
 from pliant.tools.schedule.session.changes import SessionChanges
 from pliant.tools.schedule.session.cluster import ClusterNodes
@@ -124,8 +124,8 @@ class Maintenance:
         self._unbind(job_id, time_s)
         return state
 
-    def set_allocations(self, updates: Sequence[AllocationUpdate], time_s: float) -> list[Transition]:
-        """These jobs hold these GPUs from ``time_s`` on, as a log or a schedule says; no policy is asked.
+    def set_allocations(self, events: Sequence[AllocationEvent], time_s: float) -> list[Transition]:
+        """Apply what jobs hold from ``time_s`` on; no policy is asked.
 
         All change at once, so jobs may take over each other's GPUs; on an error, nothing changes.
 
@@ -133,32 +133,30 @@ class Maintenance:
         :raises ValueError: a node is unknown, down or has too few free GPUs.
         """
         time_s = self._cluster.at(time_s)
-        on_gpus = [each for each in updates if self._jobs[each.job_id].requested]
+        on_gpus = [each for each in events if self._jobs[each.job].requested]
         partners = sharing_in(on_gpus, self._jobs, self._room_on)
         if not self._cluster.drained:
-            return self._set_all(updates, partners, time_s)
-        with self._rebound((update.job_id for update in updates), time_s):
-            return self._set_all(updates, partners, time_s)
+            return self._set_all(events, partners, time_s)
+        with self._rebound((event.job for event in events), time_s):
+            return self._set_all(events, partners, time_s)
 
     def _set_all(
-        self, updates: Sequence[AllocationUpdate], partners: dict[str, str], time_s: float
+        self, events: Sequence[AllocationEvent], partners: dict[str, str], time_s: float
     ) -> list[Transition]:
-        for update in updates:
-            self._allocator.leave(self._jobs[update.job_id], time_s)
+        for event in events:
+            self._allocator.leave(self._jobs[event.job], time_s)
         transitions = []
-        for update in updates:
-            job, place = self._jobs[update.job_id], update.placement
+        for event in events:
+            job, place = self._jobs[event.job], event.placement or ()
             other = self._jobs.get(partners.get(job.id, ""))
             if other is None and job.requested:
                 self._cluster.free.take(self._cluster.in_service(place))
-            batch = update.global_batch or job.global_batch
-            transitions.append(
-                self._allocator.change(job, place, batch, time_s, update.servers, beside=other)
-            )
+            batch, servers = event.global_batch or job.global_batch, servers_in(event)
+            transitions.append(self._allocator.change(job, place, batch, time_s, servers, beside=other))
         return [transition for transition in transitions if transition is not None]
 
-    def evictions(self, *, elastic: bool) -> list[AllocationUpdate]:
-        """What jobs that must give up GPUs at once hold instead.
+    def evictions(self, *, elastic: bool) -> dict[str, NodeGpus]:
+        """What jobs that must give up GPUs at once keep of them.
 
         These jobs are held, wait for a limit or another job, or sit on a drained node.
 
@@ -166,8 +164,8 @@ class Maintenance:
         """
         hidden, drained = self._hidden, self._cluster.drained
         if not hidden.any and not drained:
-            return []
-        updates = [AllocationUpdate(job_id) for job_id in hidden.must_wait() if self._jobs[job_id].gpus]
+            return {}
+        kept: dict[str, NodeGpus] = {job_id: () for job_id in hidden.must_wait() if self._jobs[job_id].gpus}
         leaving = {name for name, at_once in drained.items() if at_once}
         for job_id, job in self._jobs.items() if leaving else ():
             rest = tuple((name, count) for name, count in job.placement if name not in leaving)
@@ -176,10 +174,8 @@ class Maintenance:
             gpus = gpus_of(rest)
             stays = elastic and job.spec.elastic != "none" and gpus >= job.spec.min_gpus
             stays = stays and job.spec.gpus.allows(gpus) and job.beside is None
-            updates.append(
-                AllocationUpdate(job_id, rest, None, job.servers) if stays else AllocationUpdate(job_id)
-            )
-        return updates
+            kept[job_id] = rest if stays else ()
+        return kept
 
     def counted(self, job: JobState) -> NodeGpus:
         """What a job takes of the GPUs in service; nothing if it is bound."""

@@ -13,7 +13,6 @@ from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.entitlements import Claim, Entitlement, TeamUsage, claims_of, entitle
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_type, gpus_of
 from pliant.tools.schedule.rates import Speeds, cut
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.assignment import Demands
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ class Reclaim:
 
     def updates(
         self, jobs: Iterable[JobState], time_s: float, hidden: Sequence[JobState] = ()
-    ) -> list[AllocationUpdate]:
-        """What jobs are to hold instead, so that each owner can have what it is entitled to.
+    ) -> dict[str, NodeGpus]:
+        """What jobs are to keep of their GPUs, so that each owner can have what it is entitled to.
 
         :param hidden: jobs that no policy sees, and which keep the CPUs, memory and bandwidth that they hold.
         """
@@ -81,16 +80,18 @@ class Reclaim:
         self.claims = claims
         self.entitled = self.entitle(claims, total, time_s)
         self.owed, self.first, self.taken = {}, set(), {}
-        cuts = {each.job_id: each for kind, gpus in total.items() for each in self._reclaim_type(kind, gpus)}
+        cuts: dict[str, NodeGpus] = {}
+        for kind, gpus in total.items():
+            cuts |= self._reclaim_type(kind, gpus)
         for kind in total:
             for owner in self.claims:
                 cuts |= self._reclaim_nodes(owner, kind, cuts)
-        return list(cuts.values())
+        return cuts
 
     def bound_updates(
         self, bound: Iterable[JobState], jobs: Iterable[JobState], drained: Container[str], time_s: float
-    ) -> list[AllocationUpdate]:
-        """What elastic jobs are to hold that finish on drained nodes, and borrow GPUs of other nodes, too.
+    ) -> dict[str, NodeGpus]:
+        """What elastic jobs are to keep that finish on drained nodes, and borrow GPUs of other nodes, too.
 
         They keep the drained nodes alone, where others lack GPUs: the rest is in service again then.
         """
@@ -103,7 +104,7 @@ class Reclaim:
             job.id: job.gpus - gpus_of(rest[job.id]) for job in bound if self._keeps_rest(job, rest[job.id])
         }
         if not more:
-            return []
+            return {}
         free, held = Counter(gpus_by_type(self._nodes)), Counter[Owner]()
         total = free.copy()
         for job in bound:
@@ -114,7 +115,7 @@ class Reclaim:
         held.update({owner: sum(claim.held.values()) for owner, claim in claims.items()})
         for claim in claims.values():
             free.subtract(claim.held)
-        updates = []
+        kept: dict[str, NodeGpus] = {}
         for job in bound:
             owner, kind = self._shares.owner_of(job.spec), job.gpu_type or ""
             lacks = {
@@ -125,11 +126,11 @@ class Reclaim:
             borrows = held[owner] > math.ceil(own_part(entitled.get(owner)) - ROUNDING)
             helps = any(each != owner for each in lacks) and sum(lacks.values()) > free[kind]
             if job.id in more and borrows and helps:
-                updates.append(AllocationUpdate(job.id, rest[job.id], None, job.servers))
+                kept[job.id] = rest[job.id]
                 held[owner] -= more[job.id]
                 free[kind] += more[job.id]
                 self._bind(job, -more[job.id])
-        return updates
+        return kept
 
     def _bind(self, job: JobState, gpus: int) -> None:
         if job.counts_gpus:
@@ -146,15 +147,15 @@ class Reclaim:
         fits = job.spec.min_gpus <= size < job.gpus and job.spec.gpus.allows(size)
         return self._resizes and fits and _shrinks(job)
 
-    def _reclaim_type(self, kind: str, gpus: int) -> Iterable[AllocationUpdate]:
+    def _reclaim_type(self, kind: str, gpus: int) -> dict[str, NodeGpus]:
         """Elastic jobs of those who hold too many shrink; then, for jobs of owners that wait, others stop.
 
         Nothing is taken that helps no owner.
         """
         over = {owner: more for owner in self.claims if (more := self.over(owner, kind)) > 0}
         if not over:
-            return ()
-        cuts: dict[str, AllocationUpdate] = {}
+            return {}
+        cuts: dict[str, NodeGpus] = {}
         held = sum(claim.held.get(kind, 0) for claim in self.claims.values())
         spare = gpus - held + self._shrink(over, kind, cuts)
         helps = any(
@@ -168,7 +169,7 @@ class Reclaim:
             stopped = self._stopped(mates, kind, lacks - int(min(spare, room)), cuts)
             freed = sum(more for more, _ in stopped)
             got = min(lacks, int(min(spare, room)) + freed)
-            after = cuts | {update.job_id: update for _, updates in stopped for update in updates}
+            after = cuts | dict.fromkeys([job_id for _, job_ids in stopped for job_id in job_ids], ())
             if self._can_start(owner, kind, got, after):
                 cuts = after
                 self.owed[owner, kind] = got
@@ -176,17 +177,15 @@ class Reclaim:
                     self.first.add(owner)
                 spare, helps = spare + freed - got, True
         if not helps:
-            return ()
+            return {}
         takers = ", ".join(in_words(owner) for owner in self.claims if self.over(owner, kind) < 0)
         running = {job.id: job for claim in self.claims.values() for job in claim.running}
         for job_id in cuts:
             freed = self._freed_by(running[job_id], cuts)
             self.taken[job_id] = f"{in_gpus(freed)} of it went to {takers}"
-        return cuts.values()
+        return cuts
 
-    def _reclaim_nodes(
-        self, owner: Owner, kind: str, cuts: Mapping[str, AllocationUpdate]
-    ) -> dict[str, AllocationUpdate]:
+    def _reclaim_nodes(self, owner: Owner, kind: str, cuts: Mapping[str, NodeGpus]) -> dict[str, NodeGpus]:
         """Jobs stop that borrow GPUs beside CPUs, memory and bandwidth that a job of the owner lacks.
 
         That job is the first of those that wait within its own part. GPUs may be free then, so that nobody
@@ -215,18 +214,18 @@ class Reclaim:
         self.owed[owner, kind] = max(self.owed.get((owner, kind), 0), wait.least)
         self.first.add(owner)
         self.made_room[owner, kind] = mark
-        updates = {each.job_id: each for _, stops in stopped for each in stops}
-        for job in map(spare.running.__getitem__, updates):
+        stops = dict.fromkeys(job_id for _, job_ids in stopped for job_id in job_ids)
+        for job in map(spare.running.__getitem__, stops):
             given = self.entitled[self._shares.owner_of(job.spec)]
             for gpus in (given.now, given.due):
                 gpus[kind] = max(0, gpus.get(kind, 0) - job.gpus)
             self.taken[job.id] = f"its place went to {in_words(owner)}"
-        return updates
+        return dict.fromkeys(stops, ())
 
     def _demands_room(self, job: JobState) -> bool:
         return job.takes_room and self._capacities.limits_demands(job.spec)
 
-    def _spare(self, job: JobState, kind: str, cuts: Mapping[str, AllocationUpdate]) -> _Spare:
+    def _spare(self, job: JobState, kind: str, cuts: Mapping[str, NodeGpus]) -> _Spare:
         running = {job.id: job for claim in self.claims.values() for job in claim.running}
         return _Spare(
             *(job, kind),
@@ -237,7 +236,7 @@ class Reclaim:
             hidden=self._hidden,
         )
 
-    def _can_start(self, owner: Owner, kind: str, gpus: int, cuts: Mapping[str, AllocationUpdate]) -> bool:
+    def _can_start(self, owner: Owner, kind: str, gpus: int, cuts: Mapping[str, NodeGpus]) -> bool:
         """Whether a job of an owner that waits fits that many GPUs: each replica on one node, with what its
         workers demand.
         """
@@ -259,7 +258,7 @@ class Reclaim:
         free = {node.name: node.gpus for node in self._nodes if node.up and node.gpu_type == kind}
         largest = max(free.values(), default=0)
         for job in (job for claim in self.claims.values() for job in claim.running if job.counts_gpus):
-            for name, count in cuts[job.id].placement if job.id in cuts else job.placement:
+            for name, count in cuts.get(job.id, job.placement):
                 if name in free:
                     free[name] -= count
         return any(
@@ -267,7 +266,7 @@ class Reclaim:
             for least, each in sizes
         )
 
-    def _room(self, team: str, kind: str, cuts: Mapping[str, AllocationUpdate]) -> float:
+    def _room(self, team: str, kind: str, cuts: Mapping[str, NodeGpus]) -> float:
         """GPUs of a type that a team may get beside those that it holds, or is to get already; at least 0."""
         if team not in self._limited:
             return math.inf
@@ -290,7 +289,7 @@ class Reclaim:
                 lenders.append((owner, lacks))
         return sorted(lenders, key=lambda each: (-each[1], each[0]))
 
-    def _shrink(self, over: dict[Owner, int], kind: str, cuts: dict[str, AllocationUpdate]) -> int:
+    def _shrink(self, over: dict[Owner, int], kind: str, cuts: dict[str, NodeGpus]) -> int:
         """Shrink elastic jobs, the largest first; returns the GPUs freed."""
         freed = 0
         for owner in list(over) if self._resizes else ():
@@ -301,9 +300,7 @@ class Reclaim:
                     break
                 size = self._smaller(job, max(job.spec.min_gpus, job.gpus - left), kind)
                 if size is not None:
-                    cuts[job.id] = AllocationUpdate(
-                        job.id, cut(job.placement, size, job.placement), None, job.servers
-                    )
+                    cuts[job.id] = cut(job.placement, size, job.placement)
                     over[owner] = left - (job.gpus - size)
                     freed += job.gpus - size
         return freed
@@ -320,9 +317,9 @@ class Reclaim:
         over: Iterable[Owner],
         kind: str,
         need: int,
-        cuts: Mapping[str, AllocationUpdate],
+        cuts: Mapping[str, NodeGpus],
         gained_by: Callable[[Sequence[str]], int] | None = None,
-    ) -> list[tuple[int, list[AllocationUpdate]]]:
+    ) -> list[tuple[int, list[str]]]:
         """Jobs to stop for that many GPUs: each with the GPUs that it frees.
 
         None that keeps its GPUs until it ends. Those on borrowed GPUs alone before those that hold some of
@@ -354,12 +351,12 @@ class Reclaim:
             stops = [each for each in (job.id, job.beside) if each is not None]
             gained = more if gained_by is None else gained_by(stops)
             if gained:
-                options.append((more, [AllocationUpdate(each) for each in stops]))
+                options.append((more, stops))
                 need, borrowed[owner] = need - gained, borrowed[owner] - more
         return options
 
-    def _freed_by(self, job: JobState, cuts: Mapping[str, AllocationUpdate]) -> int:
-        return job.gpus - gpus_of(cuts[job.id].placement) if job.id in cuts else 0
+    def _freed_by(self, job: JobState, cuts: Mapping[str, NodeGpus]) -> int:
+        return job.gpus - gpus_of(cuts[job.id]) if job.id in cuts else 0
 
     def claims_of(self, jobs: Iterable[JobState], total: Mapping[str, int]) -> dict[Owner, Claim]:
         """What each owner holds and waits for."""
@@ -407,7 +404,7 @@ class _Spare:
         *,
         nodes: Sequence[NodeState],
         running: Mapping[str, JobState],
-        cuts: Mapping[str, AllocationUpdate],
+        cuts: Mapping[str, NodeGpus],
         capacities: Capacities,
         hidden: Iterable[JobState],
     ) -> None:
@@ -421,9 +418,9 @@ class _Spare:
     def _change(self, job_ids: Iterable[str], sign: int) -> None:
         """Jobs get what they hold, or give it back (-1)."""
         for job in map(self.running.__getitem__, job_ids):
-            update = self._cuts.get(job.id) or AllocationUpdate.of(job)
-            self._demands.book(job, update.placement, update.servers, sign)
-            for name, count in update.placement if job.counts_gpus else ():
+            place = self._cuts.get(job.id, job.placement)
+            self._demands.book(job, place, job.servers if place else (), sign)
+            for name, count in place if job.counts_gpus else ():
                 if name in self._free:
                     self._free[name] -= sign * count
 

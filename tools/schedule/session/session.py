@@ -17,10 +17,10 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import End
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, PolicyError
 from pliant.tools.schedule.session.admission import Admission, first_holder
-from pliant.tools.schedule.session.allocations import AllocationUpdate, Transition, in_net
+from pliant.tools.schedule.session.allocations import AllocationEvent, Transition, allocation_event, in_net
 from pliant.tools.schedule.session.allocator import Allocator
 from pliant.tools.schedule.session.assigner import Assigner, frees_first
 from pliant.tools.schedule.session.assignment import NoPlaceError, RoomShare
@@ -291,20 +291,20 @@ class Session:
 
     # What they hold.
 
-    def set_allocations(self, updates: Sequence[AllocationUpdate], time_s: float) -> list[Transition]:
-        """These jobs hold these GPUs from ``time_s`` on, as a log or a schedule says; no policy is asked.
+    def set_allocations(self, events: Sequence[AllocationEvent], time_s: float) -> list[Transition]:
+        """Apply what jobs hold from ``time_s`` on, as a log or a schedule says; no policy is asked.
 
         All change at once, so jobs may take over each other's GPUs; on an error, nothing changes.
 
         :raises KeyError: a job is not active.
         :raises ValueError: a node is unknown, down or has too few free GPUs.
         """
-        return self.maintenance.set_allocations(updates, time_s)
+        return self.maintenance.set_allocations(events, time_s)
 
-    def rollback(self, updates: Sequence[AllocationUpdate], time_s: float) -> None:
+    def rollback(self, events: Sequence[AllocationEvent], time_s: float) -> None:
         """A decision could not be executed: jobs hold what they held; the policy sees which wait again."""
         self.decided.outlasts_ends = False
-        for undone in self.set_allocations(updates, time_s):
+        for undone in self.set_allocations(events, time_s):
             if not undone.job.gpus:
                 self.decided.refuse(undone.job, self.changes.now_s)
 
@@ -514,10 +514,9 @@ class Session:
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
         as lost.
         """
-        evictions = self.maintenance.evictions(elastic=self._resizes)
-        left = self.set_allocations(evictions, time_s) if evictions else []
+        left = self._cut(self.maintenance.evictions(elastic=self._resizes), time_s)
         if not self._separated:
-            left += self.set_allocations(self._borrowers(), time_s)
+            left += self._cut(dict.fromkeys(self._borrowers(), ()), time_s)
             self._separated = True
         if self.quota is not None:
             left += self._reclaim(self.quota, time_s)
@@ -531,19 +530,27 @@ class Session:
     def _reclaim(self, quota: TeamQuota, time_s: float) -> list[Transition]:
         """Take back the GPUs that teams have borrowed and others are entitled to."""
         bound = [job for job_id in self.hidden.bound if (job := self.jobs[job_id]).requested]
-        updates = quota.reclaim.bound_updates(bound, self.in_play.values(), self.cluster.drained, time_s)
-        done = self.set_allocations(updates, time_s) if updates else []
+        kept = quota.reclaim.bound_updates(bound, self.in_play.values(), self.cluster.drained, time_s)
+        done = self._cut(kept, time_s)
         unseen = [job for job_id, job in self.jobs.items() if job.gpus and self.hidden.hides(job_id)]
-        updates = quota.reclaim.updates(self.in_play.values(), time_s, unseen)
-        done += self.set_allocations(updates, time_s) if updates else []
-        self.assigner.cut |= {each.job_id for each in updates if each.placement}
+        kept = quota.reclaim.updates(self.in_play.values(), time_s, unseen)
+        done += self._cut(kept, time_s)
+        self.assigner.cut |= {job_id for job_id, place in kept.items() if place}
         return done
 
-    def _borrowers(self) -> list[AllocationUpdate]:
-        """The later job of each pair that shares GPUs is to hold nothing."""
+    def _cut(self, kept: Mapping[str, NodeGpus], time_s: float) -> list[Transition]:
+        """Let jobs keep these parts of what they hold."""
+        if not kept:
+            return []
+        jobs = ((self.jobs[job_id], place) for job_id, place in kept.items())
+        events = [allocation_event(job, place, time_s, servers=job.servers) for job, place in jobs]
+        return self.set_allocations(events, time_s)
+
+    def _borrowers(self) -> list[str]:
+        """The later job of each pair that shares GPUs."""
         pairs = ((job, self.jobs[job.beside]) for job in self.jobs.values() if job.beside is not None)
         late = (job for job, other in pairs if (job.granted_s, job.id) > (other.granted_s, other.id))
-        return [AllocationUpdate(job.id) for job in late]
+        return [job.id for job in late]
 
     def restore_state(self, saved: PolicyState | None) -> bool:
         """Let a fresh policy resume from a saved state: it then sees only later changes.

@@ -24,12 +24,12 @@ from pliant.schemas.job import Gpus, Job, Utility
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import (
     CLUSTERS,
     CheckedSession,
     Factory,
+    as_held,
     check_ops,
     cluster,
     constrained,
@@ -197,8 +197,8 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
         for apply in happened:
             apply(held.session)
         held.decide()
-        updates = [AllocationUpdate.of(state) for state in held.jobs.values()]
-        history += [*happened, methodcaller("set_allocations", updates, time_s)]
+        events = [as_held(state, time_s) for state in held.jobs.values()]
+        history += [*happened, methodcaller("set_allocations", events, time_s)]
         history += [partial(_reject, job_id=job_id, time_s=time_s) for job_id in held.session.book.ended]
     return {state.id: (state.placement, state.global_batch) for state in held.jobs.values()}
 

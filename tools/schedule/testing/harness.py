@@ -17,6 +17,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy, PolicyError
 from pliant.tools.schedule.predict_start import Coming, advance, in_order_of_arrival
 from pliant.tools.schedule.registry import parameter_defaults, parameter_types, union_members
+from pliant.tools.schedule.session.allocations import AllocationEvent, allocation_event
 from pliant.tools.schedule.session.session import Session
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ def require(holds: bool, complaint: str) -> None:
     """:raises AssertionError: with the complaint, unless it ``holds``; also under ``python -O``."""
     if not holds:
         raise AssertionError(complaint)
+
+
+def as_held(job: JobState, time_s: float) -> AllocationEvent:
+    """The event by which a job holds what it holds now."""
+    batch, servers, beside = job.global_batch, job.servers, job.beside
+    return allocation_event(job, job.placement, time_s, global_batch=batch, servers=servers, beside=beside)
 
 
 def node(gpus: int, count: int = 1, gpu_type: str = "gpu") -> dict[str, Any]:

@@ -8,10 +8,9 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster, job
+from tests.builders import allocated, cluster, job
 
 
 def shares(half_life_hours: float = 0.0, **teams: dict[str, Any]) -> Shares:
@@ -113,7 +112,7 @@ def world(
     for at, each in enumerate(jobs):
         spec, place = each if isinstance(each, tuple) else (each, {"n0": each.gpus.requested})
         held.submit(spec, float(at))
-        held.set_allocations([AllocationUpdate(spec.id, tuple(place.items()))], float(at))
+        held.set_allocations([allocated(spec.id, tuple(place.items()))], float(at))
     for team, gpu_s in used.items():
         assert held.usage is not None
         held.usage.gpu_s[Owner(team)] = gpu_s
@@ -146,7 +145,7 @@ def together(*node_gpus: int) -> Cluster:
 
 def pairs_up(held: Session, new: Job, place: dict[str, int], beside: str, at: float = 5.0) -> None:
     held.submit(new, at)
-    held.set_allocations([AllocationUpdate(new.id, tuple(place.items()), beside=beside)], at)
+    held.set_allocations([allocated(new.id, tuple(place.items()), beside=beside)], at)
 
 
 def last(held: Session, user: str) -> Seen:

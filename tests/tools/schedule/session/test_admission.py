@@ -11,11 +11,10 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, PolicyError
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.hidden import HiddenJobs
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import FREE_CHANGES, cluster, job, session
+from tests.builders import FREE_CHANGES, allocated, cluster, job, session
 from tests.tools.replay.world import play, story
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
@@ -34,9 +33,7 @@ def changes(held: Session) -> list[tuple[str, str]]:
 
 
 def on(held: Session, **places: dict[str, int]) -> Session:
-    held.set_allocations(
-        [AllocationUpdate(name, tuple(place.items())) for name, place in places.items()], 1.0
-    )
+    held.set_allocations([allocated(name, tuple(place.items())) for name, place in places.items()], 1.0)
     held.changes.entries.clear()
     return held
 
@@ -51,7 +48,7 @@ def test_a_held_job_leaves_and_arrives_when_it_is_released() -> None:
     assert changes(held) == [("cancelled", "a")]
     with pytest.raises(PolicyError):
         steps(held, 3.0, b=5)
-    held.rollback([AllocationUpdate("a", (("n0", 2),))], 3.0)
+    held.rollback([allocated("a", (("n0", 2),))], 3.0)
     assert placed(held)["a"] == {"n0": 2}, "it goes on until the policy decides"
     assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
     assert isinstance(held.policy, Says)
@@ -164,7 +161,7 @@ def test_a_bound_job_comes_back_and_a_drained_node_stays_drained() -> None:
     # A setback of a bound job leaves it bound to what it still holds.
     held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
     held.maintenance.drain("n0", 2.0, now=False)
-    held.set_allocations([AllocationUpdate("a", (("n0", 1), ("n1", 1)))], 3.0)
+    held.set_allocations([allocated("a", (("n0", 1), ("n1", 1)))], 3.0)
     assert placed(held)["a"] == {"n0": 1, "n1": 1}
     assert (list(held.hidden.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
     # Drained node that goes down is still drained when back.

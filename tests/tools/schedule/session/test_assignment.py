@@ -8,10 +8,9 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job, updated
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.assignment import assign
 from pliant.tools.schedule.session.session import Session
-from tests.builders import decided, job, mixed_cluster, opened
+from tests.builders import allocated, decided, job, mixed_cluster, opened
 from tests.effort import examples
 from tests.tools.schedule.session.test_session import opened as everyone
 from tests.tools.schedule.session.test_session import steps
@@ -158,7 +157,7 @@ def test_a_place_that_lacks_memory_gives_way_to_another(each: int):
 def test_a_job_that_has_given_gpus_back_stays_where_it_is(cut, place):
     """Two GPUs on one node would be closer together; but to go there it would have to start again."""
     held = sized(x=(2, 4))
-    held.set_allocations([AllocationUpdate("a", (("x-0", 1),)), AllocationUpdate("b", (("x-0", 1),))], 0.0)
+    held.set_allocations([allocated("a", (("x-0", 1),)), allocated("b", (("x-0", 1),))], 0.0)
     targets = {"a": Target(2), "c": Target(2)}
     found = assign(targets, held.jobs, held.cluster.free, held.cluster.speeds, cut=cut)
     assert found["a"].placement == place

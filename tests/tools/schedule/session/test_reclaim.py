@@ -9,9 +9,8 @@ from pliant.schemas.cluster import Cluster, Node, Shares
 from pliant.schemas.job import Gpus, Job
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session import session
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import MOST_ROUNDS, Session
-from tests.builders import TimedSteps, cluster, mixed_cluster, sizes
+from tests.builders import TimedSteps, allocated, cluster, mixed_cluster, sizes
 from tests.tools.schedule.session.shared_world import (
     THREE,
     TWO,
@@ -218,7 +217,7 @@ def test_only_gpus_of_the_type_that_is_lacked_are_taken_back(limits: dict[str, i
 def test_parameter_servers_stay_when_gpus_are_taken_back():
     held = world(cluster(8, 0), TWO, policy=OWNED)
     held.submit(elastic("x", 8), 0.0)
-    held.set_allocations([AllocationUpdate("x", (("n0", 8),), None, (("n1", 1),))], 0.0)
+    held.set_allocations([allocated("x", (("n0", 8),), None, (("n1", 1),))], 0.0)
     assert comes(held, rigid("y", 4)) == {"x": "shrink", "y": "start"}
     assert held.jobs["x"].servers == (("n1", 1),)
     held = on_drained(elastic("x", 4), servers=(("n2", 1),))
@@ -366,7 +365,7 @@ def on_drained(one: Job, policy: str = "fair-share", **servers: Any) -> Session:
     more = one.gpus.requested - 3
     held = world(cluster(3, more, 0), TWO, policy=policy)
     held.submit(one, 0.0)
-    held.set_allocations([AllocationUpdate(one.id, (("n0", 3), ("n1", more)), None, **servers)], 0.0)
+    held.set_allocations([allocated(one.id, (("n0", 3), ("n1", more)), None, **servers)], 0.0)
     held.maintenance.drain("n0", 1.0, now=False)
     comes(held, rigid("y", 1), at=2.0)
     return held

@@ -8,12 +8,13 @@ from pliant.schemas.job import updated
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import Phase
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
-from pliant.tools.schedule.session.allocations import AllocationUpdate
+from pliant.tools.schedule.session.allocations import AllocationEvent
 from pliant.tools.schedule.session.policy_host import lazy_rng
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.testing.harness import as_held
 from tests import builders
-from tests.builders import cluster, job, mixed_cluster, sizes
+from tests.builders import allocated, cluster, job, mixed_cluster, sizes
 
 
 class Says(Policy):
@@ -41,7 +42,7 @@ def steps(held: Session, time: float, **targets: Target | int) -> list[tuple[str
     return [(transition.job.id, transition.step) for transition in held.decide(time)]
 
 
-def adopt(held: Session, time: float, *updates: AllocationUpdate) -> list[str]:
+def adopt(held: Session, time: float, *updates: AllocationEvent) -> list[str]:
     return [transition.step for transition in held.set_allocations(updates, time)]
 
 
@@ -161,7 +162,7 @@ def test_a_rule_broken_is_an_error_that_names_the_policy(targets, complaint):
     else:
         held.policy.say(**targets)
     if "e" not in held.policy.next.targets:
-        held.set_allocations([AllocationUpdate("e", (("gpu-1", 4),))], 0)
+        held.set_allocations([allocated("e", (("gpu-1", 4),))], 0)
     with pytest.raises(PolicyError, match=f'policy "says" .*{complaint}'):
         held.decide(0)
 
@@ -233,13 +234,13 @@ def test_each_change_is_shown_once_and_none_before_earlier_ones() -> None:
 
 def test_what_a_log_holds_is_taken_over_without_asking():
     held = opened(cluster(4, 4), job("a", low=1, high=8))
-    assert adopt(held, 5, AllocationUpdate("a", (("n1", 2), ("n0", 1)))) == ["start"]
-    assert adopt(held, 6, AllocationUpdate("a", (("n1", 2), ("n0", 1)))) == []
+    assert adopt(held, 5, allocated("a", (("n1", 2), ("n0", 1)))) == ["start"]
+    assert adopt(held, 6, allocated("a", (("n1", 2), ("n0", 1)))) == []
     assert held.jobs["a"].placement == (("n1", 2), ("n0", 1))
-    assert adopt(held, 7, AllocationUpdate("a", (("n1", 2),))) == ["shrink"]
-    assert adopt(held, 8, AllocationUpdate("a", (("n0", 2),))) == ["move"]
-    assert adopt(held, 9, AllocationUpdate("a")) == ["preempt"]
-    assert adopt(held, 9, AllocationUpdate("a", (), 64)) == []
+    assert adopt(held, 7, allocated("a", (("n1", 2),))) == ["shrink"]
+    assert adopt(held, 8, allocated("a", (("n0", 2),))) == ["move"]
+    assert adopt(held, 9, allocated("a")) == ["preempt"]
+    assert adopt(held, 9, allocated("a", (), 64)) == []
     assert held.cluster.free.by_type == {"gpu": 8}
     assert held.jobs["a"].attained_service_s(9) == 2 * 3 + 1 * 2 + 1 * 2
 
@@ -288,7 +289,7 @@ def test_draws_go_on_in_a_copy_and_unexecuted_ends_are_shown() -> None:
     # After a decision that was not executed ends are shown.
     held = opened(cluster(4), job("a", gpus=2, low=1), job("b", gpus=1))
     steps(held, 0.0, a=1, b=1)
-    before = AllocationUpdate.of(held.jobs["a"])
+    before = as_held(held.jobs["a"], 0.0)
     held.policy.next = Decision({"a": Target(2)}, outlasts_ends=True)
     held.submit(job("c", at=1.0), 1.0)
     held.decide(1.0)

@@ -5,9 +5,9 @@ import pytest
 from pliant.schemas.cluster import Cluster, Owner, Shares, Sharing, Team
 from pliant.schemas.job import Job
 from pliant.tools.schedule.policy import PolicyError, Target
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job
+from pliant.tools.schedule.testing.harness import as_held
+from tests.builders import allocated, cluster, job
 from tests.tools.schedule.session.test_session import Says, steps
 from tests.tools.schedule.session.test_session import opened as everyone
 
@@ -63,7 +63,7 @@ def test_two_jobs_share_gpus_and_one_that_stays_has_full_speed() -> None:
 def test_one_of_two_may_leave_or_both_leave_a_node() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
-    before = [AllocationUpdate.of(each) for each in held.jobs.values()]
+    before = [as_held(each, 0.0) for each in held.jobs.values()]
     assert steps(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "start")]
     held.rollback(before, 5)  # the decision came to nothing
     assert {each.id: each.beside for each in held.jobs.values()} == {"a": "b", "b": "a", "c": None}
@@ -144,8 +144,8 @@ def test_jobs_of_unknown_memory_or_of_other_policies_stay_alone() -> None:
     assert steps(held, 3, a=2, b=beside("a")) == [("a", "resume")], "b has no place, and waits on"
     # A policy that declares not to pack may not.
     held = opened(shared(2), job("a", gpus=2), job("b", gpus=2), policy=Says)
-    held.set_allocations([AllocationUpdate("a", (("n0", 2),))], 0)
-    held.set_allocations([AllocationUpdate("b", (("n0", 2),), beside="a")], 1)
+    held.set_allocations([allocated("a", (("n0", 2),))], 0)
+    held.set_allocations([allocated("b", (("n0", 2),), beside="a")], 1)
     assert held.jobs["a"].beside == "b"
     assert steps(held, 2) == [("b", "preempt")]
     assert held.jobs["a"].samples_per_second == 2
@@ -158,15 +158,13 @@ def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
     for order in (("a", "b"), ("b", "a")):
         held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
         other = {"a": "b", "b": "a"}
-        held.set_allocations([AllocationUpdate(each, place, beside=other[each]) for each in order], 0)
+        held.set_allocations([allocated(each, place, beside=other[each]) for each in order], 0)
         assert [state.beside for state in held.jobs.values()] == ["b", "a"]
         assert held.cluster.free.by_type == {"gpu": 0}
     # A job that joins one that leaves is alone and pairs swap places.
     held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
     steps(held, 0, a=2)
-    held.set_allocations(
-        [AllocationUpdate("b", (("n0", 2),), beside="a"), AllocationUpdate("a", (("n1", 2),))], 1
-    )
+    held.set_allocations([allocated("b", (("n0", 2),), beside="a"), allocated("a", (("n1", 2),))], 1)
     assert [each.beside for each in held.jobs.values()] == [None, None]
     assert [each.placement for each in held.jobs.values()] == [(("n1", 2),), (("n0", 2),)]
     held = opened(shared(2, 2), *(job(name, gpus=2) for name in "abc"))
@@ -174,7 +172,7 @@ def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
     places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
     company = {"b": "a"}
     held.set_allocations(
-        [AllocationUpdate(name, place, beside=company.get(name)) for name, place in places.items()], 1
+        [allocated(name, place, beside=company.get(name)) for name, place in places.items()], 1
     )
     found = {each.id: (each.placement, each.beside) for each in held.jobs.values()}
     assert found == {"a": (places["a"], "b"), "b": (places["b"], "a"), "c": (places["c"], None)}
@@ -206,14 +204,14 @@ def test_where_one_job_cannot_hold_what_log_says_nothing_changes(drained: bool) 
         held.maintenance.drain("n0", 1, now=False)
     before = stands(held)
     wrong = [
-        [AllocationUpdate("a", (("n0", 1),))],
-        [AllocationUpdate("c"), AllocationUpdate("a", (("n1", 3),))],
-        [AllocationUpdate("c"), AllocationUpdate("a", (("n9", 1),))],
-        [AllocationUpdate("c", (("n0", 2),)), AllocationUpdate("a", (("n0", 2),))],  # not beside each other
+        [allocated("a", (("n0", 1),))],
+        [allocated("c"), allocated("a", (("n1", 3),))],
+        [allocated("c"), allocated("a", (("n9", 1),))],
+        [allocated("c", (("n0", 2),)), allocated("a", (("n0", 2),))],  # not beside each other
         [
-            AllocationUpdate("c", (("n0", 2),), beside="a"),
-            AllocationUpdate("b", (("n1", 2),)),
-            AllocationUpdate("a", (("n1", 2),)),
+            allocated("c", (("n0", 2),), beside="a"),
+            allocated("b", (("n1", 2),)),
+            allocated("a", (("n1", 2),)),
         ],
     ]
     for updates in wrong:
@@ -221,7 +219,7 @@ def test_where_one_job_cannot_hold_what_log_says_nothing_changes(drained: bool) 
             held.set_allocations(updates, 2)
         assert stands(held) == before
     with pytest.raises(KeyError):
-        held.set_allocations([AllocationUpdate("c"), AllocationUpdate("z")], 2)
+        held.set_allocations([allocated("c"), allocated("z")], 2)
     assert stands(held) == before
 
 
@@ -229,11 +227,11 @@ def test_teams_use_half_of_the_gpus_that_their_jobs_share() -> None:
     teams = Shares(teams={"x": Team(), "y": Team()}, half_life_hours=1e4)
     held = opened(shared(2, shares=teams), job("a", gpus=2, team="x"), job("b", gpus=2, team="y"))
     both = (("n0", 2),)
-    held.set_allocations([AllocationUpdate("a", both), AllocationUpdate("b", both, beside="a")], 0.0)
+    held.set_allocations([allocated("a", both), allocated("b", both, beside="a")], 0.0)
     assert held.usage is not None
     assert dict(held.usage.until(10.0)) == pytest.approx({Owner("x"): 10.0, Owner("y"): 10.0})
     held.end("b", 10.0)
     assert dict(held.usage.until(20.0)) == pytest.approx({Owner("x"): 30.0, Owner("y"): 10.0})
-    held.set_allocations([AllocationUpdate("a")], 20.0)
+    held.set_allocations([allocated("a")], 20.0)
     assert dict(held.usage.until(30.0)) == pytest.approx({Owner("x"): 30.0, Owner("y"): 10.0})
     assert held.usage.held == {}

@@ -8,9 +8,9 @@ from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, PolicyError, Target
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.testing.harness import as_held
 from tests.builders import TimedSteps, cluster, job, mixed_cluster, sizes
 from tests.schemas.test_resources import cluster_of
 from tests.tools.schedule.session.shared_world import (
@@ -428,7 +428,7 @@ def test_what_a_policy_leaves_is_offered_again_when_it_asks(keeps: bool, until_s
         held.submit(each, 0.0)
         again.submit(each, 0.0)
     comes(held, at=0.0)
-    again.set_allocations([AllocationUpdate.of(each) for each in held.jobs.values() if each.gpus], 0.0)
+    again.set_allocations([as_held(each, 0.0) for each in held.jobs.values() if each.gpus], 0.0)
     again.restore_state(PolicyState.model_validate_json(held.policy_host.policy_state().model_dump_json()))
     assert loaded == [("kept", ["y0", "y1", "y2", "y3"])] * keeps
     for each in (held, again):

@@ -7,9 +7,8 @@ from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.policies.ares.goodput import AresGoodput
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.ares.unknown_demand import apportion, equal_split, reserved_gpus
-from pliant.tools.schedule.session.allocations import AllocationUpdate
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, sizes
+from tests.builders import TimedSteps, allocated, cluster, curves, decided, job, mixed_cluster, opened, sizes
 from tests.tools.profile.rows_builder import step
 from tests.tools.schedule.policies.started import joined, started
 
@@ -87,7 +86,7 @@ def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch() -> None:
     assert [shares(share, plan.accum) for share in shares(50, 2)] == [(7, 6, 6, 6), (7, 6, 6, 6)]
 
     held = opened(Ares(), cluster(4), job("a", gpus=4, gpu_seconds=40, batch=64))
-    held.set_allocations([AllocationUpdate("a", (("n0", 4),), 128)], 0)
+    held.set_allocations([allocated("a", (("n0", 4),), 128)], 0)
     assert steps(held, 0) == {"a": "rebatch"}
     assert held.jobs["a"].global_batch == 64
 
@@ -156,7 +155,7 @@ def test_a_scattered_job_is_gathered_where_that_pays(compact_s: float | None, mo
     """
     jobs = [job(name, gpus=g, gpu_seconds=s) for name, g, s in (("a", 2, 10), ("c", 2, 12), ("b", 4, 400))]
     held = opened(Ares(compact_s=compact_s), cluster(4, 4), *jobs, throughput=SPREAD)
-    held.set_allocations([AllocationUpdate("a", (("n0", 2),)), AllocationUpdate("c", (("n1", 2),))], 0)
+    held.set_allocations([allocated("a", (("n0", 2),)), allocated("c", (("n1", 2),))], 0)
     held.decide(0)
     assert held.jobs["b"].placement == (("n0", 2), ("n1", 2))
     for name in "ac":

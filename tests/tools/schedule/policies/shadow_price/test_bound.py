@@ -27,8 +27,17 @@ from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policies.shadow_price.reference import EqualShares
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.session.allocations import AllocationUpdate
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session
+from tests.builders import (
+    TimedSteps,
+    allocated,
+    cluster,
+    curves,
+    decided,
+    job,
+    mixed_cluster,
+    opened,
+    session,
+)
 from tests.effort import examples
 from tests.tools.schedule.policies.started import started
 
@@ -129,7 +138,7 @@ def test_a_scattered_job_that_is_late_is_gathered() -> None:
     places = {"first": (("n0", 3),), "second": (("n1", 3),), "across": (("n0", 1), ("n1", 1))}
     for name, place in places.items():
         held.submit(job(name, gpus=sum(gpus for _, gpus in place), work={"samples": 1e6}), 0.0)
-    held.set_allocations([AllocationUpdate(*each) for each in places.items()], 0.0)
+    held.set_allocations([allocated(*each) for each in places.items()], 0.0)
     for time_s in range(0, 300, 60):
         held.decide(float(time_s))
     assert len(held.jobs["across"].placement) == 2, "there is no room on one node"
