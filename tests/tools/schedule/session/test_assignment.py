@@ -160,5 +160,5 @@ def test_a_job_that_has_given_gpus_back_stays_where_it_is(cut, place):
     held.set_allocations([allocated("a", (("x-0", 1),)), allocated("b", (("x-0", 1),))], 0.0)
     targets = {"a": Target(2), "c": Target(2)}
     found = assign(targets, held.jobs, held.cluster.free, held.cluster.speeds, cut=cut)
-    assert found["a"].placement == place
-    assert found["c"].placement == (("x-1", 2),)
+    assert found["a"] == (place, ())
+    assert found["c"] == ((("x-1", 2),), ())
