@@ -24,9 +24,9 @@ from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import JobState, Observation
-from pliant.tools.schedule.policies.pollux.goodput import Fit
 from pliant.tools.schedule.policies.sia.policy import Sia
 from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.step_time_fit import Fit
 
 TRACES: Final = ("philly", "saturn")
 SEED: Final = 20231023

@@ -15,7 +15,7 @@ import numpy as np
 
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.schedule.jobs import Observation
-from pliant.tools.schedule.policies.pollux.goodput import Fit, fit
+from pliant.tools.schedule.step_time_fit import Fit, fit
 
 RTX: Final = "rtx"
 """RTX 2080 Ti, as Sia's files have it."""

@@ -71,17 +71,14 @@ class CurveThroughput:
 
     Between the given sizes the curve is linear, below the smallest in proportion, above the largest flat.
     A model without a curve scales linearly from one sample per GPU-second. ``speeds`` are factors by type, 1
-    for other types. ``is_guess``: real speeds are unknown, so these must not be used to compare jobs.
+    for other types.
     """
 
     def __init__(
         self,
         curves: Mapping[str, Mapping[int, float]] | None = None,
         speeds: Mapping[str, float] | None = None,
-        *,
-        is_guess: bool = False,
     ) -> None:
-        self.is_guess = is_guess
         self._speeds = dict(speeds or {})
         self._curves = {model: sorted(curve.items()) for model, curve in (curves or {}).items()}
 

@@ -30,7 +30,7 @@ most of its time is of loading and of imports; real models took the authors of A
 _UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g} s"
 
 ProgressName = Literal["samples", "goodput", "epochs"]
-SpeedsName = Literal["additive", "placement"]
+SpeedsName = Literal["additive", "placement", "learned"]
 DemandName = Literal["stated", "predicted", "oracle"]
 PreemptibleName = Literal["all", "stated"]
 
@@ -150,7 +150,8 @@ class Conditions:
         SpeedsName,
         Option(
             "Between what the profile measured: a model of computing and sync by size, or step times "
-            "interpolated over placements.",
+            "interpolated over placements. learned: jobs train as under additive (--compat: placement), and "
+            "policies know no more of that than what jobs have measured by then.",
             CLUSTER,
         ),
     ] = "additive"

@@ -142,7 +142,8 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
         return f"needs at least {in_gpus(low)} {where.words}, too few are left after node failures"
     if few_left and job.per_replica > 1:
         return f"needs nodes for replicas of {job.per_replica} GPUs, those that are left have too few"
-    if not any(session.cluster.speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):
+    speeds = session.cluster.training_speeds
+    if not any(speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):
         return f"does not run on {in_gpus(low)}: batch {job.reference_batch} is infeasible there"
     return why_left(session.policy.name, job)
 

@@ -204,7 +204,7 @@ def follow(engine: Engine, jobs: Sequence[Job], describe: Describe) -> None:
             end: EventName = Preempted.name if number + 1 < len(runs) else Finished.name
             entries.append((run.start_s, 2, place, begin, run.gpus, parts[number]))
             entries.append((run.end_s, 0 if run.end_s > run.start_s else 3, place, end, 0, parts[number + 1]))
-    states = [job_state(job, engine.session.cluster.speeds) for job in jobs]
+    states = [job_state(job, engine.session.cluster.training_speeds) for job in jobs]
     for time_s, _, place, event, gpus, part in sorted(entries, key=lambda each: each[:3]):
         state = states[place]
         if event == Submitted.name:

@@ -39,6 +39,7 @@ from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.demand import check_demand, demand_gpu_s, demand_rate, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.learned_speeds import LearnedSpeeds
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds, throughput_for
 from pliant.tools.schedule.registry import make_policy, policy_class
@@ -105,22 +106,26 @@ def replay(
     )
     jobs = settle(compat, inputs.jobs, policy)
     trained = prepared(run, compat, policy, replace(inputs, jobs=jobs))
+    known, physics = trained.throughput, None
+    if run.conditions.speeds == "learned":
+        known, physics = LearnedSpeeds(known, inputs.cluster.speeds, "learned"), known
     session = Session(
         policy,
         inputs.cluster,
-        trained.throughput,
+        known,
         seed=run.seed,
         oracle=trained.oracle,
         forecast=_forecast(run),
         demand="predicted" if run.conditions.demand == "predicted" else "stated",
         preemptible=run.conditions.preemptible,
         trace=jobs,
+        physics=physics,
     )
     if stored is not None:
         session.book.ended = DepartedJobs({other for job in one_of_each(jobs) for other in job.after})
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
-    submissions = Submissions(session.cluster.speeds, sizes, policy, at_once=stored is not None)
+    submissions = Submissions(session.cluster.training_speeds, sizes, policy, at_once=stored is not None)
     first_s = min(
         [job.submit_time for job in inputs.jobs[:1]] + [event.time_s for event in simulated.node_events],
         default=0.0,
@@ -192,7 +197,7 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
     setup = replace(
         _with_costs(run.simulated, compat, inputs),
         progress=run.simulated.progress if model is None else lambda: model,
-        measured=moves_batches,
+        measured=moves_batches or conditions.speeds == "learned",
         quirks=compat.quirks if compat.name else run.simulated.quirks,
     )
     by_table = bool(inputs.tables) and any(
@@ -230,8 +235,8 @@ def _check(conditions: Conditions, compat: Compat, inputs: Inputs) -> None:
     wanted = f"--compat {compat.name}" if compat.name else f"--progress {conditions.progress}"
     if compat.epochs and conditions.progress not in (None, "epochs"):
         raise UsageError(f"{wanted} simulates epochs, not --progress {conditions.progress}")
-    if (compat.name or conditions.speeds == "placement") and inputs.profile is None:
-        raise UsageError(f"{wanted if compat.name else '--speeds placement'} needs a --profile")
+    if (compat.name or conditions.speeds != "additive") and inputs.profile is None:
+        raise UsageError(f"{wanted if compat.name else f'--speeds {conditions.speeds}'} needs a --profile")
     if compat.epochs or conditions.progress == "epochs":
         if not inputs.tables:
             raise UsageError(f"{wanted} needs a --convergence table")
@@ -302,7 +307,7 @@ def _with_failures(
     if simulated.mtbf is None or not inputs.jobs:
         return replace(simulated, node_events=together(simulated.node_events))
     nodes = [node.name for node in session.cluster.nodes]
-    end_s = failures_end_s(inputs.jobs, session.cluster.speeds, simulated.progress(), len(nodes))
+    end_s = failures_end_s(inputs.jobs, session.cluster.training_speeds, simulated.progress(), len(nodes))
     drawn = drawn_failures(nodes, simulated.mtbf, run.seed, inputs.jobs[0].submit_time, end_s)
     return replace(simulated, node_events=together(simulated.node_events, drawn))
 

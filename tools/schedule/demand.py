@@ -46,7 +46,7 @@ def job_state(job: Job, speeds: Speeds, alike: JobState | None = None) -> JobSta
     state.total_samples = total = _total_samples(state, speeds)
     if state.types != types:
         state.types, state.kind = types, None
-    if speeds.is_guess or on_cpus:
+    if speeds.is_guess(job.model) or on_cpus:
         state.is_speed_guessed = not isinstance(job.work, GpuTimeWork)
     if total is not None and not 0 < total <= MOST_SAMPLES:
         raise BadInputError(

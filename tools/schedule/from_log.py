@@ -338,7 +338,7 @@ def _apply_allocations(session: Session, events: Sequence[TypedEvent]) -> None:
     session.set_allocations(changes, changes[0].time if changes else 0.0)
     for event in changes:
         job = session.jobs[event.job]
-        correct(job, event)
+        correct(session, job, event)
         if job.gpus and event.overhead_seconds:
             job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
         _apply_wait(session, event)
@@ -357,9 +357,9 @@ def _stop(session: Session, event: Requeued | Ended) -> None:
     if isinstance(event, Requeued):
         session.maintenance.lose(job_id, event.time)
         _apply_wait(session, event)
-        correct(job, event)
+        correct(session, job, event)
     else:
-        correct(job, event)
+        correct(session, job, event)
         session.end(job_id, event.time, ENDS[event.name])
 
 
@@ -373,12 +373,12 @@ def _apply_report(session: Session, event: Trained) -> None:
     if job_id in session.book.ended:
         return  # its workers wrote a last line after it ended
     job = session.jobs[job_id]
-    correct(job, event)
+    correct(session, job, event)
     if isinstance(event, Progressed) and event.global_batch is not None and job.spec.batch.regimes:
         session.take_batch(job_id, event.global_batch, job.samples_done(event.time), event.time)
 
 
-def correct(job: JobState, event: TypedEvent) -> None:
+def correct(session: Session, job: JobState, event: TypedEvent) -> None:
     """Correct a job by what was measured: progress, loss, speed, noise."""
     if event.samples_done is not None:
         job.report_progress(event.time, event.samples_done)
@@ -391,7 +391,8 @@ def correct(job: JobState, event: TypedEvent) -> None:
         job.epochs = with_end(job.epochs, EpochEnd(number, event.samples_done, event.loss, event.metric))
     if (seen := event.observed) is not None:
         place, local, accum = tuple(seen["placement"]), seen["local_batch"], seen["accum"]
-        job.observe(Observation(place, local, accum, seen["step_seconds"], None, job.gpu_type))
+        observation = Observation(place, local, accum, seen["step_seconds"], None, job.gpu_type)
+        session.observe(job, observation, event.time)
     if event.noise_scale is not None:
         job.noise_scale = float(event.noise_scale)
 

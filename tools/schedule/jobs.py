@@ -138,6 +138,16 @@ class JobKind:
         )
         return kind
 
+    @property
+    def model(self) -> Hashable:
+        return self._values[0]
+
+    @classmethod
+    def renew(cls, models: Container[str]) -> None:
+        """The speeds of these models have changed: their jobs are of new kinds from now on."""
+        for values in [values for values in cls._known if values[0] in models]:
+            del cls._known[values]
+
     @classmethod
     def _of(cls, *values: Hashable) -> JobKind:
         kind = cls._known.get(values)

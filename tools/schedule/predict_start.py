@@ -216,7 +216,7 @@ class CorrectedSpeeds:
     """How fast jobs train: measured speeds correct the predicted ones."""
 
     def __init__(self, session: Session, time_s: float, measured: Mapping[str, float]) -> None:
-        self._profiled = bool(session.cluster.speeds.throughput.models())
+        self._profiled = bool(session.cluster.speeds.throughput.profile_rows())
         self._ratios: dict[str, float] = {}
         by_model: dict[str, list[float]] = defaultdict(list)
         for job in session.jobs.values():

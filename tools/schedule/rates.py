@@ -11,7 +11,7 @@ the part that it keeps beside the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -30,6 +30,7 @@ from pliant.tools.profile.throughput import (
     plan_batch,
 )
 from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, Place, gpus_of
+from pliant.tools.schedule.learned_speeds import LearnedSpeeds, SpeedSource
 
 if TYPE_CHECKING:
     from pliant.schemas.job import Job
@@ -45,18 +46,25 @@ _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
 
 
-def throughput_for(profile: Profile | None, cluster: Cluster, *, simulated: bool = False) -> Throughput:
+def throughput_for(
+    profile: Profile | None, cluster: Cluster, source: SpeedSource = "profile", *, simulated: bool = False
+) -> Throughput:
     """The throughput model of a profile; without one, speed in proportion to the GPUs.
 
-    On a real cluster that is a guess (``JobState.is_speed_guessed``). In a replay it is how jobs train.
+    That is how jobs train in a replay. On a real cluster it is a guess (``JobState.is_speed_guessed``), and
+    jobs say more as they measure their speed.
 
+    :param source: where speeds come from on a real cluster.
     :raises BadInputError: the profile has no training row.
     """
+    profiled: Throughput
     if profile is None:
-        return CurveThroughput(speeds=cluster.speeds, is_guess=not simulated)
-    from pliant.tools.profile.throughput_model import ThroughputBySize
+        profiled = CurveThroughput(speeds=cluster.speeds)
+    else:
+        from pliant.tools.profile.throughput_model import ThroughputBySize
 
-    return ThroughputBySize(profile, cluster.speeds)
+        profiled = ThroughputBySize(profile, cluster.speeds)
+    return profiled if simulated else LearnedSpeeds(profiled, cluster.speeds, source, guesses=profile is None)
 
 
 class Speeds:
@@ -64,7 +72,8 @@ class Speeds:
 
     If a caller names no placement, the most consolidated one is meant: whole nodes of the type's largest
     size, the rest on one more, across those levels of the network alone whose
-    domains are too small. Nodes that are down count: speeds never change.
+    domains are too small. Nodes that are down count. Speeds change where they are learned alone
+    (:meth:`forget`).
     """
 
     def __init__(
@@ -72,8 +81,6 @@ class Speeds:
     ) -> None:
         """:param sharing: None: no two jobs share GPUs."""
         self.throughput = throughput
-        # Whether nothing says how fast jobs are.
-        self.is_guess = isinstance(throughput, CurveThroughput) and throughput.is_guess
         self.sharing = sharing
         self.nodes = nodes
         self._allowed: dict[Constraint, tuple[str, ...]] = {}
@@ -91,6 +98,16 @@ class Speeds:
         self._rates: dict[_Key, float] = {}
         self._of_kind: dict[tuple[JobKind, Hashable], Any] = {}
         self._rescales: dict[str, float | None] = {}
+
+    def is_guess(self, model: str) -> bool:
+        """Whether nothing says how fast jobs of a model are."""
+        return isinstance(self.throughput, LearnedSpeeds) and self.throughput.is_guess(model)
+
+    def forget(self, models: Container[str]) -> None:
+        """Speeds of these models have changed; their jobs are of new kinds from now on."""
+        self._rates = {key: rate for key, rate in self._rates.items() if key[0].model not in models}
+        self._of_kind = {key: made for key, made in self._of_kind.items() if key[0].model not in models}
+        self._throughputs = {(): self.throughput}
 
     @property
     def gpu_types(self) -> Mapping[str, int]:

@@ -16,6 +16,7 @@ from pliant.tools.replay.whatif import (
     world_of,
 )
 from pliant.tools.run.watch.status import PastMoment
+from pliant.tools.schedule.learned_speeds import LearnedSpeeds
 from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
@@ -72,7 +73,9 @@ def test_looks_ahead_use_measurements_and_say_what_is_unknown() -> None:
     # What cannot be known is said.
     jobs = [job("a", gpus=4, work={"samples": 100}), job("b", gpus=4, gpu_seconds=100)]
     jobs += [job("c", gpu_seconds=100, after={"b": "ok"}), job("d", gpu_seconds=100, hold=True)]
-    held = opened(make_policy("fifo"), cluster(4), *jobs, throughput=CurveThroughput(is_guess=True))
+    held = opened(
+        make_policy("fifo"), cluster(4), *jobs, throughput=LearnedSpeeds(CurveThroughput(), {}, guesses=True)
+    )
     held.decide(0.0)
     assert {name: each.why for name, each in predict_jobs(held, 0.0, DEAR).jobs.items()} == {
         "a": "its speed is not known",

@@ -225,7 +225,7 @@ class Story:
 
     def _say(self, job: JobState, event: Event) -> None:
         self.events.append(event)
-        correct(job, typed(event))
+        correct(self.session, job, typed(event))
 
 
 def _transition_event(transition: Transition, now_s: float) -> Event:

@@ -317,7 +317,7 @@ def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     )
     state = held.jobs["a"]
     assert state.samples_done(45) == 30 + 10 * 4, "it trains from 35 s on"
-    correct(state, typed(Event(50, "epoch", "a", loss=0.5, samples_done=90)))
+    correct(held, state, typed(Event(50, "epoch", "a", loss=0.5, samples_done=90)))
     assert (state.gpus, state.placement, state.phase) == (4, (("n0", 4),), Phase.RUNNING)
     assert state.attained_service_s(60) == 20 * 2 + 30 * 4
     assert state.samples_done(60) == 90 + 10 * 4

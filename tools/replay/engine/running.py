@@ -227,7 +227,7 @@ class RunningJobs:
         held.rate, held.trains_since_s, held.done = rate, from_s, done
         held.trajectory, held.epoch_end = trajectory, epoch_end
         if self._simulated.measured:
-            self._measure(job, segment, factor)
+            self._measure(job, segment, factor, from_s)
         goal = end = self._end_samples(job, done)
         if until is not None and until < goal:
             goal = until
@@ -254,17 +254,17 @@ class RunningJobs:
             job.reveal_work(end)
         return math.inf if end is None else end
 
-    def _measure(self, job: JobState, segment: Segment, speed_factor: float) -> None:
+    def _measure(self, job: JobState, segment: Segment, speed_factor: float, time_s: float) -> None:
         """Let the job learn from the segment what a real job would learn from its own steps."""
         if segment.noise_scale is not None:
             job.noise_scale = segment.noise_scale
         observation = segment.observation or self._observation(job, job.samples_per_second * speed_factor)
         if observation is not None:
-            job.observe(observation)
+            self._session.observe(job, observation, time_s)
 
     def _observation(self, job: JobState, speed: float) -> Observation | None:
         """The step that the throughput model gives. None if the job does not train, or states no batch."""
-        plan = self._session.cluster.speeds.batch_plan(job)
+        plan = self._session.cluster.training_speeds.batch_plan(job)
         if plan is None or speed <= 0:
             return None
         shape = tuple(sorted((count for _, count in job.placement), reverse=True))

@@ -109,7 +109,7 @@ class Allocator:
     def _join(self, job: JobState, other: JobState, time_s: float) -> None:
         """Two jobs start to share GPUs."""
         place, kind, cluster = job.placement, job.gpu_type or "", self._cluster
-        parts = cluster.speeds.parts(job, other, kind, place) or (cluster.spec.sharing.speed,) * 2
+        parts = cluster.training_speeds.parts(job, other, kind, place) or (cluster.spec.sharing.speed,) * 2
         for each, part in zip((job, other), parts, strict=True):
             self._train_at(each, self._rate(each) * part, time_s)
             if each.beside is None:
@@ -139,7 +139,7 @@ class Allocator:
         """
         if not job.requested:
             return SAMPLES_WITHOUT_GPU
-        speeds = self._cluster.speeds
+        speeds = self._cluster.training_speeds
         rate = speeds.rate_at(job, job.placement, job.global_batch)
         if rate or not job.batch_changes:
             return rate

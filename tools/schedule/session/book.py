@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Collection, Container, Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,7 +12,7 @@ from pliant.schemas.event import End
 from pliant.schemas.job import Job
 from pliant.schemas.job_table import JobForm
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.jobs import JobKind, JobState
 from pliant.tools.schedule.session.cluster import ClusterNodes
 from pliant.tools.schedule.session.part import SessionPart
 
@@ -78,12 +78,21 @@ class JobBook(SessionPart[BookState]):
         if state.room is None and state.requested and not state.spec.batch.regimes:
             self._alike[form] = state
 
+    def renew_kinds(self, models: Container[str]) -> None:
+        """The speeds of these models have changed: what was derived from them is derived again."""
+        JobKind.renew(models)
+        for state in (*self.active.values(), *self._alike.values()):
+            if state.spec.model in models:
+                state.kind = None
+
     def state_of(self, job: Job, alike: JobState | None = None) -> JobState:
         """The record of a job that arrives.
 
         :raises BadInputError: the model is not profiled and its work cannot be known without.
         """
-        state = job_state(job, self._cluster.speeds, alike)
+        state = job_state(job, self._cluster.training_speeds, alike)
+        if self._cluster.training_speeds is not self._cluster.speeds and not job.on_cpus:
+            state.is_speed_guessed = self._cluster.speeds.is_guess(job.model)
         if alike is None and state.requested and (state.takes_room or state.types is not None):
             room = self._cluster.capacities.room_for(job)
             state.room, state.barred, state.kind = room.by_type, room.barred, None

@@ -32,13 +32,24 @@ class ClusterNodes(SessionPart[NodesState]):
     """Every GPU in service is free, or held by one job or by two that share it."""
 
     def __init__(
-        self, spec: Cluster, throughput: Throughput, changes: SessionChanges, quarantine: Quarantine
+        self,
+        spec: Cluster,
+        throughput: Throughput,
+        changes: SessionChanges,
+        quarantine: Quarantine,
+        *,
+        physics: Throughput | None = None,
     ) -> None:
+        """:param physics: how fast jobs train where that is simulated; None: as is known of them."""
         self.spec = spec
         self.state = NodesState()
         self.nodes: Sequence[NodeState] = node_states(spec)
         sharing = GpuSharing(spec, throughput) if spec.shares_gpus else None
-        self.speeds = Speeds(throughput, self.nodes, sharing)
+        # What is known of speeds, for decisions; and how fast jobs train.
+        self.speeds = self.training_speeds = Speeds(throughput, self.nodes, sharing)
+        if physics is not None:
+            sharing = GpuSharing(spec, physics) if spec.shares_gpus else None
+            self.training_speeds = Speeds(physics, self.nodes, sharing)
         self.free = FreeGpus(self.nodes)
         # CPUs, memory and bandwidth of nodes, for jobs that state demands.
         self.capacities = Capacities(spec.expanded())

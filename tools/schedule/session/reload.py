@@ -51,6 +51,8 @@ def session_on(
     same = {node.name for node in new.cluster.nodes if sizes.get(node.name) == node.made_gpus}
     new.quarantine.restore(_quarantine(before.quarantine.state, same))
     new.cluster.restore(_nodes(new.cluster.nodes, old, nodes.state))
+    if new.learned is not None and before.learned is not None:
+        new.learned.restore(copy.deepcopy(before.learned.state))
     new.admission.restore(copy.deepcopy(before.hidden))
     new.book.restore(copy.copy(before.book.state))
     new.book.ended = before.book.ended

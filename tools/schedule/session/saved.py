@@ -28,6 +28,7 @@ from pliant.tools.schedule.jobs import (
     Observation,
     Phase,
 )
+from pliant.tools.schedule.learned_speeds import LearnedState
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.session.book import BookState
 from pliant.tools.schedule.session.changes import ChangesState
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from pliant.tools.schedule.entitlements import TeamUsage
 
 T = TypeVar("T")
-STATES: Final = (ChangesState, NodesState, QuarantineState, BookState, HiddenJobs)
+STATES: Final = (ChangesState, NodesState, QuarantineState, BookState, HiddenJobs, LearnedState)
 """States of the parts of a session."""
-_FORM: Final = 3
+_FORM: Final = 4
 """Raised when what is kept of jobs says something else than before."""
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes without a default, kept whatever their value."""

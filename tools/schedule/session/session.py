@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.cluster import Cluster, Preemptible
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import End
+from pliant.schemas.job import GpuTimeWork
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.jobs import JobState, NodeGpus, Observation
+from pliant.tools.schedule.learned_speeds import LearnedSpeeds
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, PolicyError
 from pliant.tools.schedule.session.admission import Admission, first_holder
 from pliant.tools.schedule.session.allocations import AllocationEvent, Transition, allocation_event, in_net
@@ -74,17 +76,24 @@ class Session:
         demand: Demand = "stated",
         preemptible: Preemptible = "all",
         trace: Sequence[Job] = (),
+        physics: Throughput | None = None,
     ) -> None:
-        """:param demand: "predicted": policies see a prediction where jobs state no work.
+        """:param throughput: what is known of speeds; :class:`LearnedSpeeds` learns what jobs measure.
+        :param demand: "predicted": policies see a prediction where jobs state no work.
         :param preemptible: "stated": what a job that cannot save holds, it keeps until it ends.
         :param trace: all jobs of a replay, for a policy that knows the future.
+        :param physics: how fast jobs train where that is simulated and more than is known.
         """
         self.policy = policy
         self.seed = seed
         self.hidden = HiddenJobs()
         self.changes = SessionChanges(self.hidden)
         self.quarantine = Quarantine()
-        self.cluster = ClusterNodes(cluster, throughput, self.changes, self.quarantine)
+        # What jobs measure, where that is kept.
+        self.learned = throughput.fresh() if isinstance(throughput, LearnedSpeeds) else None
+        self.cluster = ClusterNodes(
+            cluster, self.learned or throughput, self.changes, self.quarantine, physics=physics
+        )
         self.book = JobBook(self.cluster)
         # Active jobs, in order of submission.
         self.jobs = self.book.active
@@ -135,13 +144,14 @@ class Session:
     @property
     def parts(self) -> dict[str, SessionPart[Any]]:
         """The parts with a state that a restart must keep."""
-        return {
+        parts: dict[str, SessionPart[Any]] = {
             "changes": self.changes,
             "cluster": self.cluster,
             "quarantine": self.quarantine,
             "book": self.book,
             "admission": self.admission,
         }
+        return parts if self.learned is None else parts | {"speeds": self.learned}
 
     @property
     def in_play(self) -> Mapping[str, JobState]:
@@ -175,6 +185,8 @@ class Session:
             self.policy_host.future.pop(job_id, None)
         if job_id in self.jobs or job_id in book.ended:
             raise ValueError(f'job "{job_id}" was submitted before')
+        if self.learned is not None:
+            self._renew(self.learned.request(job.model, job.gpus.requested), time_s)
         alike = book.alike(job)
         state = book.state_of(job, alike)
         state.is_pinned = self.pins(job)
@@ -271,6 +283,31 @@ class Session:
         if batch != job.reference_batch:
             self.allocator.take_batch(job, batch, samples_done, time_s)
             self.changes.note("batch", time_s, job)
+
+    def observe(self, job: JobState, observation: Observation, time_s: float) -> None:
+        """A job has measured its speed. Jobs of its model count on it, where speeds are learned.
+
+        Beside another job it says nothing of others; nor does work in GPU-seconds, if a guess says what these
+        are in samples.
+        """
+        job.observe(observation)
+        learned = self.learned
+        if learned is None or job.beside is not None:
+            return
+        if not (learned.guesses and isinstance(job.spec.work, GpuTimeWork)):
+            self._renew(learned.observe(job.spec.model, observation), time_s)
+
+    def _renew(self, models: Collection[str], time_s: float) -> None:
+        """The speeds of these models have changed; to the policy their jobs have changed."""
+        if not models:
+            return
+        self.cluster.speeds.forget(models)
+        self.cluster.training_speeds.forget(models)
+        self.book.renew_kinds(models)
+        for job in self.jobs.values():
+            if job.spec.model in models:
+                job.is_speed_guessed = job.is_speed_guessed and self.cluster.speeds.is_guess(job.spec.model)
+                self.changes.note("batch", self.cluster.at(time_s), job)
 
     def update(self, job_id: str, time_s: float, spec: Job) -> None:
         """A job asks for something else from now on; the policy sees it cancelled, and arrive again.

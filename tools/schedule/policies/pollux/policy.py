@@ -21,15 +21,13 @@ import numpy.typing as npt
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.text import in_gpus
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState
 from pliant.tools.schedule.policies.common import Pool, minimum_alone, pools, reject_impossible
 from pliant.tools.schedule.policies.pollux.goodput import (
     BatchCandidates,
-    Fit,
     GoodputTable,
     JobLimits,
     ProfileCandidates,
-    fit,
     from_fit,
     job_limits,
 )
@@ -37,6 +35,7 @@ from pliant.tools.schedule.policies.pollux.search import Matrices, PlacementProb
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target, Traits
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.step_time_fit import Fit, fit
 
 _CELLS: Final = 4_000_000
 """Matrix elements that one search may make, over all generations."""
@@ -293,10 +292,17 @@ class Goodputs:
     def goodput(self, job: JobState, pool: Pool) -> GoodputTable:
         limits, measured = self.limits(job, pool), len(job.observations)
         known = self._known.get(job.id)
-        if known is None or (known.pool, known.limits, known.observations) != (pool, limits, measured):
+        if known is None or (known.kind, known.pool, known.limits, known.observations) != (
+            JobKind.of(job),
+            pool,
+            limits,
+            measured,
+        ):
             candidates, new_fit = self._candidates(job, pool, limits, known)
             best = candidates.best(job.noise_scale, job.reference_batch)
-            known = _Known(pool, limits, measured, candidates, job.noise_scale, best, new_fit)
+            known = _Known(
+                JobKind.of(job), pool, limits, measured, candidates, job.noise_scale, best, new_fit
+            )
             self._known[job.id] = known
         elif known.noise_scale != job.noise_scale:
             known.noise_scale = job.noise_scale
@@ -338,6 +344,7 @@ class Goodputs:
 
 @dataclass(slots=True)
 class _Known:
+    kind: JobKind
     pool: Pool
     limits: JobLimits
     observations: int

@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pliant.tools.schedule.policies.pollux.goodput import Floats, Ints
+from pliant.tools.schedule.policies.pollux.goodput import Ints
+from pliant.tools.schedule.step_time_fit import Floats
 
 Matrices = npt.NDArray[np.int16]
 """GPUs by [matrix, job, node]."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.schemas.job import Job
-from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.jobs import JobKind, JobState
 from pliant.tools.schedule.rates import Speeds
 
 Floats = npt.NDArray[np.float64]
@@ -36,22 +36,20 @@ class GoodputCurves:
         self.sizes = sizes
         self._grid = sizes.tobytes()
         # By job, with all of it that may change.
-        self._found: dict[str, tuple[Job, int | None, object, int, GoodputCurve]] = {}
+        self._known: dict[str, tuple[Job, JobKind, int | None, GoodputCurve]] = {}
 
     def of(self, job: JobState) -> GoodputCurve:
-        known = self._found.get(job.id)
-        if known is not None:
-            spec, most, room, batch, curve = known
-            if spec is job.spec and room is job.room and (most, batch) == (job.most, job.reference_batch):
-                return curve
+        known = self._known.get(job.id)
+        if known is not None and known[0] is job.spec and known[1] is job.kind and known[2] == job.most:
+            return known[3]
         curve = self._shared(job)
-        self._found[job.id] = job.spec, job.most, job.room, job.reference_batch, curve
+        self._known[job.id] = job.spec, JobKind.of(job), job.most, curve
         return curve
 
     def forget_others(self, jobs: Sequence[JobState]) -> None:
         """Keep what is known of these jobs, once others are many."""
-        if len(self._found) > 2 * len(jobs) + _FEW:
-            self._found = {job.id: self._found[job.id] for job in jobs if job.id in self._found}
+        if len(self._known) > 2 * len(jobs) + _FEW:
+            self._known = {job.id: self._known[job.id] for job in jobs if job.id in self._known}
 
     def _shared(self, job: JobState) -> GoodputCurve:
         """That of all jobs of its kind."""

@@ -22,20 +22,18 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pliant.tools.schedule.jobs import JobState, Observation
+from pliant.tools.schedule.jobs import JobKind, JobState, Observation
 from pliant.tools.schedule.policies.pollux.goodput import (
     BatchCandidates,
-    Fit,
-    Floats,
     Ints,
     JobLimits,
     few_batches,
-    fit,
     fit_at,
     job_limits,
 )
 from pliant.tools.schedule.policies.sia.configurations import Configuration, GpuType, placement_of
 from pliant.tools.schedule.rates import Speeds
+from pliant.tools.schedule.step_time_fit import Fit, Floats, fit
 
 Knowledge = Literal["profile", "bootstrap", "measured"]
 """Where step times come from: all from the session's profile; those of one replica, and the rest from what
@@ -67,6 +65,7 @@ class _Known:
 
 
 class _Key(NamedTuple):
+    job: JobKind
     offered: tuple[Configuration, ...]
     limits: JobLimits
     observations: int
@@ -164,7 +163,7 @@ class JobGoodputs:
         sizes, small = tuple(one.gpus for one in offered), self._knowledge != "profile"
         limits = job_limits(job, kind.name, (sizes[0], sizes[-1]), self.speeds, begins_small=small)
         limits = limits._replace(sizes=sizes)
-        key = _Key(offered, limits, known.observations)
+        key = _Key(JobKind.of(job), offered, limits, known.observations)
         made = known.candidates.get(kind.name)
         if made is None or made[0] != key:
             if self._knowledge == "profile":
