@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from pliant.tools.profile.throughput import Placement, Throughput, local_limit, micro_steps, stand_in
@@ -66,7 +66,7 @@ class Configuration(NamedTuple):
 class MeasuredStep(NamedTuple):
     """Step times of one configuration."""
 
-    count: int
+    steps: int
     known_s: float
     """The median when it last moved."""
     recent_s: Sequence[float]
@@ -76,9 +76,9 @@ class MeasuredStep(NamedTuple):
 
     def with_one_more(self, seconds: float, sync_s: float | None) -> MeasuredStep:
         recent_s = (*self.recent_s, seconds)[-_RECENT:]
-        middle_s = median(recent_s)
+        middle_s = median_low(recent_s)
         moved = abs(middle_s - self.known_s) > _MOVED * self.known_s
-        return MeasuredStep(self.count + 1, middle_s if moved else self.known_s, recent_s, sync_s)
+        return MeasuredStep(self.steps + 1, middle_s if moved else self.known_s, recent_s, sync_s)
 
 
 @dataclass(slots=True)
@@ -153,10 +153,14 @@ class LearnedSpeeds(SessionPart[LearnedState]):
         steps[key] = after
         if len(steps) > _MOST_CONFIGURATIONS:
             del steps[next(iter(steps))]
-        moved = before is None or before.known_s != after.known_s or after.count == _OFTEN
+        moved = before is None or before.known_s != after.known_s or self._replaces_row(after)
         if self.source == "profile" or not moved:
             return ()
         return self._changed(model)
+
+    def _replaces_row(self, step: MeasuredStep) -> bool:
+        """Whether it may take the place of a row of the profile from now on."""
+        return self.source == "best" and step.steps == _OFTEN
 
     def request(self, model: str, gpus: int) -> Collection[str]:
         """A job of the model requests so many GPUs: that size is open to all of them."""
@@ -313,7 +317,7 @@ def _step(values: Sequence[object]) -> MeasuredStep:
 
 def _contradicts(step: MeasuredStep, row: ProfileRow) -> bool:
     profile_s = row.step_seconds or 0.0
-    return step.count >= _OFTEN and abs(step.known_s - profile_s) > _CONTRADICTED * profile_s
+    return step.steps >= _OFTEN and abs(step.known_s - profile_s) > _CONTRADICTED * profile_s
 
 
 def _configuration(row: ProfileRow) -> Configuration:
@@ -339,7 +343,7 @@ def learned_row(model: str, configuration: Configuration, step: MeasuredStep) ->
         accum_steps=accum,
         step_seconds=step.known_s,
         samples_per_second=samples / step.known_s,
-        iterations=step.count,
+        iterations=step.steps,
     )
 
 

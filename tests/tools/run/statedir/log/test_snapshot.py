@@ -155,8 +155,10 @@ def test_a_decision_is_not_made_beside_a_run_that_writes(tmp_path: Path) -> None
     try:
         with pytest.raises(LockedError, match="in use by process"):
             read_status(tmp_path)
-        threading.Timer(0.5, lock.release).start()
+        timer = threading.Timer(0.5, lock.release)
+        timer.start()
         assert read_status(tmp_path, wait_s=60).log == read_log(tmp_path)
+        timer.join()
     finally:
         lock.release()
     with lock.shared():

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.tools.schedule import step_time_fit
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.common import Pool
@@ -12,7 +13,7 @@ from pliant.tools.schedule.policies.pollux.policy import Goodputs
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, job, opened
 
-PLAIN = goodput.Fit(alpha_c=0.1, beta_c=0.01, alpha_n=0.2, beta_n=0.0, alpha_r=0.1, beta_r=0.0, gamma=1.0)
+PLAIN = step_time_fit.Fit(0.1, 0.01, 0.2, 0.0, 0.1, 0.0, gamma=1.0)
 POOL = Pool("gpu", 8, 4)
 
 
@@ -133,18 +134,18 @@ def test_the_batch_moves_with_the_noise_where_the_job_allows_it() -> None:
     assert batches[0] < batches[1]
 
 
-TRUE = goodput.Fit(
+TRUE = step_time_fit.Fit(
     alpha_c=0.05, beta_c=0.001, alpha_n=0.04, beta_n=0.002, alpha_r=0.02, beta_r=0.001, gamma=2.0
 )
 PLACES = ((1,), (2,), (3,), (4,), (1, 1), (2, 2), (4, 4), (4, 4, 4))
 
 
-def seconds(model: goodput.Fit, place: tuple[int, ...], local: int, accum: int = 1) -> float:
+def seconds(model: step_time_fit.Fit, place: tuple[int, ...], local: int, accum: int = 1) -> float:
     several, gpus = np.array(len(place) > 1), np.array(sum(place))
     return float(model.step_seconds(several, gpus, np.array(local), np.array(accum)))
 
 
-def measured(model: goodput.Fit, place: tuple[int, ...], local: int, accum: int = 1) -> Observation:
+def measured(model: step_time_fit.Fit, place: tuple[int, ...], local: int, accum: int = 1) -> Observation:
     step_s = seconds(model, place, local, accum)
     return Observation(place, local, accum, step_s, step_s - accum * (model.alpha_c + model.beta_c * local))
 
@@ -161,32 +162,32 @@ def test_a_step_computes_and_synchronises_and_a_fit_recovers_it() -> None:
     ):
         assert seconds(model, place, 50, accum) == pytest.approx(expected)
     # A fit recovers the times it was made from.
-    result = goodput.fit([measured(TRUE, place, local) for place in PLACES for local in (16, 64, 256)])
+    result = step_time_fit.fit([measured(TRUE, place, local) for place in PLACES for local in (16, 64, 256)])
     for place in (*PLACES, (4, 4, 4, 4)):
         for local in (16, 100, 256):
             assert seconds(result, place, local) == pytest.approx(seconds(TRUE, place, local), rel=0.03)
     assert result.alpha_c == pytest.approx(TRUE.alpha_c, rel=0.02)
     assert result.beta_c == pytest.approx(TRUE.beta_c, rel=0.02)
 
-    result = goodput.fit(
+    result = step_time_fit.fit(
         [measured(TRUE, place, local, accum=3) for place in PLACES for local in (16, 64, 256)]
     )
     assert seconds(result, (4, 4), 64) == pytest.approx(seconds(TRUE, (4, 4), 64), rel=0.02)
 
     whole = [measured(TRUE, place, 64)._replace(sync_seconds=None) for place in PLACES]
-    result = goodput.fit([measured(TRUE, (1,), 16), *whole])
+    result = step_time_fit.fit([measured(TRUE, (1,), 16), *whole])
     assert seconds(result, (4, 4), 64) == pytest.approx(seconds(TRUE, (4, 4), 64), rel=0.1)
 
 
 def test_a_fit_of_few_times_takes_the_rest_for_granted():
-    result = goodput.fit([measured(TRUE, (1,), 16), measured(TRUE, (1,), 64)])
+    result = step_time_fit.fit([measured(TRUE, (1,), 16), measured(TRUE, (1,), 64)])
     assert seconds(result, (4, 4), 64) == pytest.approx(seconds(TRUE, (1,), 64), rel=0.01)
 
-    result = goodput.fit([measured(TRUE, (1,), 50)])
+    result = step_time_fit.fit([measured(TRUE, (1,), 50)])
     assert result.alpha_c == pytest.approx(0.05, rel=0.01)
     assert result.beta_c * 50 == pytest.approx(0.05, rel=0.01)
 
-    result = goodput.fit([measured(TRUE, (gpus,), local) for gpus in (1, 2, 4) for local in (16, 64)])
+    result = step_time_fit.fit([measured(TRUE, (gpus,), local) for gpus in (1, 2, 4) for local in (16, 64)])
     assert result.alpha_n == pytest.approx(1.1 * result.alpha_r)
     assert seconds(result, (2, 2), 16) > seconds(result, (4,), 16)
 
@@ -194,6 +195,6 @@ def test_a_fit_of_few_times_takes_the_rest_for_granted():
 @pytest.mark.parametrize("factor", [1e-9, 1e-4, 1e6, 1e12])
 def test_extreme_times_are_fitted_without_a_warning(factor: float):
     times = [measured(TRUE, place, 64)._replace(step_seconds=factor, sync_seconds=0.0) for place in PLACES]
-    assert np.isfinite(goodput.fit(times)).all()
+    assert np.isfinite(step_time_fit.fit(times)).all()
     with pytest.raises(ValueError, match="no observations"):
-        goodput.fit([])
+        step_time_fit.fit([])
