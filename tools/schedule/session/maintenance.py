@@ -133,26 +133,32 @@ class Maintenance:
         :raises ValueError: a node is unknown, down or has too few free GPUs.
         """
         time_s = self._cluster.at(time_s)
+        servers = [servers_in(each) for each in events]
         on_gpus = [each for each in events if self._jobs[each.job].requested]
         partners = sharing_in(on_gpus, self._jobs, self._room_on)
         if not self._cluster.drained:
-            return self._set_all(events, partners, time_s)
+            return self._set_all(events, servers, partners, time_s)
         with self._rebound((event.job for event in events), time_s):
-            return self._set_all(events, partners, time_s)
+            return self._set_all(events, servers, partners, time_s)
 
     def _set_all(
-        self, events: Sequence[AllocationEvent], partners: dict[str, str], time_s: float
+        self,
+        events: Sequence[AllocationEvent],
+        servers: Sequence[NodeGpus],
+        partners: Mapping[str, str],
+        time_s: float,
     ) -> list[Transition]:
         for event in events:
             self._allocator.leave(self._jobs[event.job], time_s)
         transitions = []
-        for event in events:
+        for event, hosts in zip(events, servers, strict=True):
             job, place = self._jobs[event.job], event.placement or ()
             other = self._jobs.get(partners.get(job.id, ""))
             if other is None and job.requested:
                 self._cluster.free.take(self._cluster.in_service(place))
-            batch, servers = event.global_batch or job.global_batch, servers_in(event)
-            transitions.append(self._allocator.change(job, place, batch, time_s, servers, beside=other))
+            batch = event.global_batch or job.global_batch
+            change = self._allocator.change(job, place, batch, time_s, hosts, beside=other)
+            transitions.append(change)
         return [transition for transition in transitions if transition is not None]
 
     def evictions(self, *, elastic: bool) -> dict[str, NodeGpus]:

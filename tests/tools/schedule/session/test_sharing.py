@@ -220,6 +220,8 @@ def test_where_one_job_cannot_hold_what_log_says_nothing_changes(drained: bool) 
         assert stands(held) == before
     with pytest.raises(KeyError):
         held.set_allocations([allocated("c"), allocated("z")], 2)
+    with pytest.raises(ValueError, match="unpack"):
+        held.set_allocations([allocated("c"), allocated("a", (("n1", 2),), servers=(("n1",),))], 2)
     assert stands(held) == before
 
 
