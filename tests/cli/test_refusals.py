@@ -129,7 +129,9 @@ REFUSED = {
         -q status
         status --state live --watch --every 1ms
         run --follow --state nowhere
+        run --follow --state nowhere --cluster cluster.json --policy oasis-offline
         drain n0 --within 0.1 --state live
+        run --demand oracle --policy fifo
         run --log-bytes 64XB
         run --log-bytes 64kB
         run cluster.json

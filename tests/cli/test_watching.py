@@ -1,7 +1,6 @@
 import errno
 import os
 import pty
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,20 +49,6 @@ def test_an_interval_goes_with_watch_and_json_does_not(command, state: Path) -> 
         command(state=state, every=1.0)
     with pytest.raises(UsageError, match="leave -f json out"):
         command(state=state, watch=True, format=Form.json)
-
-
-def test_ctrl_c_ends_it_with_130_and_without_a_traceback(state: Path) -> None:
-    default_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    begins = f"{default_sigint}; from pliant.cli.main import main; main()"
-    line = [sys.executable, "-c", begins, "log", "-f", "--tail", "1", "--state", str(state)]
-    with started(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
-        assert done.stdout is not None
-        assert done.stdout.read(1), "it has begun"
-        os.kill(done.pid, signal.SIGINT)
-        _, message = done.communicate()
-    assert done.returncode == 130
-    assert message.decode().splitlines()[-1] == "pliant: interrupted"
-    assert b"Traceback" not in message
 
 
 TOP = ["top", "--watch", "--every", "0.1"]

@@ -1,4 +1,3 @@
-import logging
 from dataclasses import replace
 from math import isnan, nan
 
@@ -233,17 +232,6 @@ def test_a_submission_may_say_more_before_its_curve(more, tmp_path):
         events.append(Event(spec.submit_time, "submit", spec.id, detail=detail))
     write_events(events, tmp_path / "events.parquet")
     assert read_run(tmp_path / "events.parquet").jobs == fold(events).jobs
-
-
-def test_a_torn_last_line_is_left_out(tmp_path, caplog):
-    log = tmp_path / "events.jsonl"
-    write_events([begin(), submit(job("a")), Event(1, "start", "a", 1)], log)
-    with log.open("ab") as file:
-        file.write(b'{"time":9,"job":"a","eve')
-    with caplog.at_level(logging.WARNING, "pliant"):
-        run = read_run(log)
-    assert run.last_event_s == 1.0
-    assert "torn" in caplog.text
 
 
 def test_wrong_logs_are_named_event_by_event(tmp_path):

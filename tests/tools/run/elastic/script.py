@@ -27,7 +27,6 @@ options = {
     "schedule": False,  # by epochs
     "stop_at": None,
     "num_workers": 0,
-    "agree": False,
     "groups": False,
     "connects_at": 1,
     "look_s": rendezvous.POLL_INTERVAL_S,
@@ -212,13 +211,6 @@ for epoch in job.epochs(options["epochs"]):
             break
     if passes == options["stop_at"]:
         break
-    if options["agree"]:
-        own = 1000.0 * epoch + os.getpid() % 1000
-        (out / f"asks-{epoch}-{name}").touch()
-        while job.rank == 0 and options["hold_at"] == -epoch - 1 and not (out / "go").exists():
-            time.sleep(0.01)
-        recorded = [job.agree(lambda own=own: own), job.agree(own + 0.5)]
-        (out / f"agreed-{epoch}-{name}").write_text(json.dumps([os.getpid() % 1000, *recorded]))
     if options["schedule"]:
         scheduler.step()
     job.log(metric=float(epoch))

@@ -3,18 +3,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from pliant.cli.common import command
-from pliant.cli.replay import replay
-from pliant.cli.run import run
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
-from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.report.read_run import read_run
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers
 from pliant.tools.schedule.policies.oasis import offline as offline_policy
 from pliant.tools.schedule.policies.oasis.offline import Layout, OasisOffline, solve, variables
@@ -117,21 +113,8 @@ def test_the_optimum_waits_and_is_planned_again_if_small(monkeypatch: pytest.Mon
         joined(opened(offline(), early_and_late()), 0.0, early_and_late()[0])
 
 
-app = typer.Typer()
-for each in (replay, run):
-    app.command(each.__name__)(command(each))
-
-
-def test_a_replay_labels_it_as_an_oracle_and_a_run_refuses_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_jobs(early_and_late(), "jobs.jsonl")
-    write_cluster(cluster(4), "cluster.json")
-    inputs = ["--policy", "oasis-offline", "--param", f"slot_seconds={SLOT_S:g}", "--cluster", "cluster.json"]
-    done = CliRunner().invoke(app, ["replay", "jobs.jsonl", *inputs, "-o", "found.jsonl", "-q"])
-    assert done.exit_code == 0, done.stderr
-    result = read_run("found.jsonl")
+def test_a_replay_is_labelled_as_an_oracle() -> None:
+    run = Run("oasis-offline", {"slot_seconds": SLOT_S})
+    result = fold(replay(inputs(early_and_late(), cluster(4)), run).log.events())
     assert result.info.oracle
     assert {job.id: job.admission["admitted"] for job in result.jobs} == {"early": False, "late": True}
-    live = CliRunner().invoke(app, ["run", "--follow", "--state", "live", *inputs])
-    assert live.exit_code == 2
-    assert 'policy "oasis-offline" knows the jobs to come: it is for replays, not for a run' in live.stderr

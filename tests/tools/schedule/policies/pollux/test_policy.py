@@ -1,12 +1,9 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session
-from tests.effort import examples
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened
 from tests.tools.schedule.policies.started import joined, started
 
 FLAT = curves(flat={1: 10.0, 8: 10.0}, fast={1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0})
@@ -96,19 +93,3 @@ def test_a_waiting_job_queues_for_its_fastest_type():
     jobs = [job(name, model="flat") for name in "abcd"]
     held = started(Pollux(), mixed_cluster(t4=(2,), a100=(2,)), *jobs, throughput=FLAT)
     assert sorted(state.gpu_type or "" for state in held.jobs.values()) == ["a100", "a100", "t4", "t4"]
-
-
-@settings(max_examples=examples(15))
-@given(
-    nodes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    limits=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=8),
-)
-def test_jobs_of_several_nodes_never_meet(nodes, limits):
-    held = session(Pollux(population=20, generations=10), cluster(*nodes), FLAT)
-    for number, (low, more) in enumerate(limits):
-        spec = job(f"j{number}", at=60.0 * number, gpus=low, low=low, high=low + more, model="fast")
-        joined(held, spec.submit_time, spec)
-        for node, most in zip(held.cluster.nodes, nodes, strict=True):
-            here = [state for state in held.jobs.values() if node.name in dict(state.placement)]
-            assert sum(dict(state.placement)[node.name] for state in here) <= most
-            assert sum(len(state.placement) > 1 for state in here) <= 1
