@@ -115,7 +115,3 @@ def test_seconds_by_batch_and_idle_gpus_without_a_round() -> None:
     engine = play(Shockwave(), jobs, cluster(1), simulated=FREE_CHANGES, interval_s=ROUND_S)
     assert ends(engine).keys() == {"a", "b"}
     assert max(ends(engine).values()) == pytest.approx(2400.0)
-
-    jobs = [adaptive(f"j{n}", at=float(n)) for n in range(6)]
-    done = play(Shockwave(), jobs, cluster(2), SPEEDS, simulated=FREE_CHANGES, interval_s=ROUND_S)
-    assert len(ends(done)) == 6
