@@ -20,6 +20,7 @@ from benchmarks.parts.dashboard import queries_without_data
 from benchmarks.parts.fault_sequences import silent
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
+from benchmarks.parts.windows import window_overruns
 from pliant.schemas.cluster import Notify
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
@@ -29,12 +30,13 @@ from pliant.tools.run.statedir.directory import StateDir
 
 MEASURES: Final = (
     "tools/run/service",
-    "tools/schedule/session/reload.py",
+    "tools/schedule/session",
     "tools/report/usage.py",
     "examples/monitoring",
 )
 
 CHANGES: Final = 100
+WINDOWS: Final = 500
 JOBS: Final = 3_000_000
 NOTICES: Final = 1000
 _BLOCK: Final = 20_000
@@ -51,6 +53,11 @@ def reloads(changes: int = CHANGES) -> list[Figure]:
         Figure("reload_jobs_lost", float(lost), "jobs", 0.0),
         Figure("reloads_made", float(made), "changes", float(changes), at_least=True),
     ]
+
+
+def windows(count: int = WINDOWS) -> list[Figure]:
+    """Jobs on reserved nodes that are not theirs, and jobs that never end, in so many replays."""
+    return [Figure("window_overruns", float(window_overruns(count)), "of 500 replays", 0.0)]
 
 
 def notices(count: int = NOTICES) -> list[Figure]:
@@ -74,6 +81,7 @@ def dashboards() -> list[Figure]:
 
 PARTS: Final[dict[str, Part]] = {
     "reloads": reloads,
+    "windows": windows,
     "notices": notices,
     "bills": bills,
     "dashboard": dashboards,
@@ -82,7 +90,7 @@ PARTS: Final[dict[str, Part]] = {
 
 def smallest() -> list[Figure]:
     """Those without a test of their own that needs services."""
-    return [*reloads(3), *notices(5), *bills(1000)]
+    return [*reloads(3), *windows(10), *notices(5), *bills(1000)]
 
 
 def _lost(folder: Path, changes: int) -> tuple[int, int]:

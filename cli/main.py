@@ -103,6 +103,11 @@ COMMANDS: Final = (
         "Let a run go on with a changed cluster file: all of it, or nothing if one thing is wrong.",
     ),
     (
+        "reserve",
+        LIVE,
+        "Reserve nodes for a time: for maintenance, or for the jobs of a team or user.",
+    ),
+    (
         "nodes",
         LIVE,
         (
@@ -161,7 +166,7 @@ MODULES: Final = {
     **dict.fromkeys(("log", "wait", "stack", "why"), "job"),
     **dict.fromkeys(("policies", "schema", "validate", "man"), "reference"),
     **dict.fromkeys(("profile merge", "profile diff", "profile prune"), "profile"),
-    **dict.fromkeys(("reload", "nodes"), "nodes"),
+    **dict.fromkeys(("reload", "reserve", "nodes"), "nodes"),
     "predictor": "predictions",
     "top": "status",
 }

@@ -1,18 +1,25 @@
-"""``pliant reload`` and ``pliant nodes``: change the cluster of a run that goes on, and look at it."""
+"""``pliant reload``, ``reserve`` and ``nodes``: change the cluster of a run that goes on, and look at it."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from pliant.cli.config import FILE, configuration, state_directory
 from pliant.cli.console import note, out_text, page_width
+from pliant.cli.option_types import DURATION_SHOWN, duration
 from pliant.cli.orders import STATE
+from pliant.cli.submit_options import moment_ahead
 from pliant.schemas.errors import InfeasibleError, UsageError
 from pliant.schemas.text import did_you_mean
+
+if TYPE_CHECKING:
+    from pliant.schemas.cluster import NodeReservation
+    from pliant.tools.run.gateway.client import Client
+    from pliant.tools.run.statedir.log.fold import RunLog
 
 APPLIED_S: Final = 15.0
 """Seconds to wait for the run to take a new cluster."""
@@ -60,19 +67,149 @@ def reload(
         note(f"nothing changes: the run has the cluster of {named}")
     elif dry_run:
         note("nothing was changed")
-    elif not client.is_served:
-        note(f"no run uses {client.state}: it takes effect with the next pliant run --follow")
-    else:
-        until_s, status = time.monotonic() + APPLIED_S, client.status()
-        while any(order.cluster for order in status.ordered.values()):
-            if time.monotonic() > until_s:
-                note("the run has not taken it yet; pliant status says when")
-                return
-            time.sleep(POLL_S)
-            status = client.status()
-        if status.log.reload_error:
-            raise InfeasibleError(f"the cluster stays as it is: {status.log.reload_error}")
+    elif _is_applied(client):
         note("the run goes on with it; pliant nodes shows the nodes")
+
+
+def _is_applied(client: Client) -> bool:
+    """Wait for the run to take the cluster that was ordered.
+
+    :raises InfeasibleError: it refused it.
+    """
+    if not client.is_served:
+        note(f"no run uses {client.state}: it takes effect with the next pliant run --follow")
+        return False
+    until_s, status = time.monotonic() + APPLIED_S, client.status()
+    while any(order.changes_cluster for order in status.ordered.values()):
+        if time.monotonic() > until_s:
+            note("the run has not taken it yet; pliant status says when")
+            return False
+        time.sleep(POLL_S)
+        status = client.status()
+    if status.log.reload_error:
+        raise InfeasibleError(f"the cluster stays as it is: {status.log.reload_error}")
+    return True
+
+
+def reserve(
+    nodes: Annotated[
+        list[str] | None, typer.Argument(metavar="NODE…", help="Nodes, as n1 or n[1-4].", show_default=False)
+    ] = None,
+    *,
+    state: STATE = None,
+    begin: Annotated[
+        str, typer.Option("--from", metavar="WHEN", help="Begin: a date, a time of day, or +2h.")
+    ] = "+0s",
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="WHEN", help="End; +4h counts from the begin.", show_default=False),
+    ] = None,
+    whom: Annotated[
+        list[str] | None,
+        typer.Option("--for", metavar="TEAM|USER", help="Whose jobs may run there.", show_default=False),
+    ] = None,
+    maintenance: Annotated[bool, typer.Option("--maintenance", help="No job may run there.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name.", show_default="made from what it is for")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Shown by --list.", show_default=False)] = "",
+    notice: Annotated[
+        float,
+        typer.Option(
+            "--notice",
+            parser=duration(),
+            metavar=DURATION_SHOWN,
+            help="How long before it begins jobs that can save leave.",
+        ),
+    ] = 120.0,
+    cancel: Annotated[
+        str | None, typer.Option("--cancel", metavar="NAME", help="End this one.", show_default=False)
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Show all.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
+    ] = False,
+) -> None:
+    """Reserve nodes for a time: for maintenance, or for the jobs of a team or user.
+
+    Jobs that can save leave the nodes a notice before that, and elastic ones
+    shrink or move. Others may end there until it begins, and lose what they have
+    done then; no such job starts there unless it will have ended, by its limit
+    or its work. Predicted starts and what-ifs reckon with it.
+
+    Example: pliant reserve n1 n2 --from 22:00 --until +4h --maintenance
+
+    Example: pliant reserve 'n[1-4]' --until +1d --for vision
+
+    Example: pliant reserve --cancel maintenance-1
+    """
+    from pliant.tools.run.gateway.connect import client_for
+
+    if bool(nodes) + (cancel is not None) + show != 1:
+        raise UsageError("name nodes to reserve, or --cancel NAME, or --list")
+    client = client_for(state_directory(state))
+    if show:
+        out_text(_listed(client.status().log, time.time()))
+        return
+    change: NodeReservation | str = cancel or ""
+    if nodes and not (until and bool(whom) != maintenance):
+        raise UsageError("name its end, --until, and whom it is for: --for TEAM or USER, or --maintenance")
+    if nodes and until is not None:
+        change = _reservation(
+            nodes, (begin, until), whom or [], client, name=name, reason=reason, notice_seconds=notice
+        )
+    lines = client.reserve(change, dry_run=dry_run)
+    out_text("".join(f"{line}\n" for line in lines))
+    if dry_run:
+        note("nothing was changed")
+    elif _is_applied(client):
+        note("the run goes on with it; pliant reserve --list shows all")
+
+
+def _reservation(
+    nodes: list[str], span: tuple[str, str], whom: list[str], client: Client, *, name: str | None, **more: Any
+) -> NodeReservation:
+    """:raises UsageError: a time, a node or a name is not one."""
+    from pydantic import ValidationError
+
+    from pliant.schemas.cluster import NodeReservation
+    from pliant.schemas.file_io.record import problems_of
+    from pliant.schemas.node_labels import names_in
+    from pliant.tools.run.service.reload import NEW
+
+    info = client.status().log.info
+    shares = None if info is None else info.cluster.shares
+    named = [each for text in whom for each in text.split(",") if each]
+    teams = tuple(each for each in named if shares is not None and each in shares.teams)
+    try:
+        listed = tuple(dict.fromkeys(each for text in nodes for each in names_in(text)))
+    except ValueError as error:
+        raise UsageError(f"{' '.join(nodes)}: {error}") from error
+    begin_s = moment_ahead("--from", span[0], time.time())
+    try:
+        return NodeReservation(
+            name=name or NEW,
+            nodes=listed,
+            begin=begin_s,
+            end=moment_ahead("--until", span[1], begin_s),
+            teams=teams,
+            users=tuple(each for each in named if each not in teams),
+            **more,
+        )
+    except ValidationError as error:
+        raise UsageError(str(problems_of(error, "the reservation")[0])) from error
+
+
+def _listed(log: RunLog, now_s: float) -> str:
+    """All reservations, a line for each."""
+    from pliant.tools.run.service.reload import reservation_line
+
+    lines = []
+    for each in () if log.info is None else (log.next_cluster or log.info.cluster).reservations:
+        why, by = f": {each.reason}" if each.reason else "", f", by {each.made_by}" if each.made_by else ""
+        begun = "over" if each.end <= now_s else "begun" if each.begin <= now_s else "to come"
+        lines.append(f"{reservation_line(each, now_s)}{by} ({begun}){why}\n")
+    return "".join(lines) or "no reservations\n"
 
 
 def nodes(

@@ -203,10 +203,10 @@ def with_options(
     """
     shared: dict[str, Any] = {"hold": True} if hold else {}
     if begin is not None:
-        shared["submit_time"] = _moment("--begin", begin, now_s)
+        shared["submit_time"] = moment_ahead("--begin", begin, now_s)
     if after:
         shared["after"] = _awaited(after, state)
-    until_s = None if deadline is None else _moment("--deadline", deadline, now_s)
+    until_s = None if deadline is None else moment_ahead("--deadline", deadline, now_s)
     return tuple(_changed(job, shared, until_s, now_s) for job in jobs)
 
 
@@ -232,7 +232,7 @@ def _changed(job: Job, shared: dict[str, Any], until_s: float | None, now_s: flo
     return changed
 
 
-def _moment(option: str, text: str, now_s: float) -> float:
+def moment_ahead(option: str, text: str, now_s: float) -> float:
     try:
         return read_ahead(text, now_s)
     except ValueError as error:

@@ -16,12 +16,14 @@ from pliant.schemas.file_io.record import (
     Identifier,
     NonNegativeFloat,
     NonNegativeInt,
+    PlainText,
     PositiveFloat,
     Record,
     broken_rule,
 )
 from pliant.schemas.job import Job
-from pliant.schemas.text import counted
+from pliant.schemas.quantities import Moment
+from pliant.schemas.text import EPOCH_LIKE_S, counted
 
 GpuLimit = Annotated[int, Field(ge=0, le=MOST_GPUS)]
 TeamName = Annotated[str, Field(pattern=TEAM_NAME)]
@@ -337,6 +339,48 @@ class SlurmOptions(Record):
         return self
 
 
+Time = Annotated[NonNegativeFloat, Moment()]
+
+
+class NodeReservation(Record):
+    """Nodes that are kept free for a time: for maintenance, or for the jobs of some teams and users."""
+
+    name: Identifier
+    nodes: tuple[str, ...]
+    """Names of nodes of the cluster."""
+    begin: Time
+    """A date ("2026-12-24T08:00:00Z", without an offset local time), or seconds on the clock of the jobs'
+    submit_time: in a replay those of its trace."""
+    end: Time
+    """As ``begin``."""
+    teams: tuple[TeamName, ...] = ()
+    """Teams whose jobs may run there meanwhile."""
+    users: tuple[str, ...] = ()
+    """Users whose jobs may. Nobody is named: it is for maintenance."""
+    notice_seconds: NonNegativeFloat = 120.0
+    """How long before its begin the jobs that can save leave; the others may end there until it begins."""
+    reason: PlainText = ""
+    made_by: PlainText = ""
+    """Who made it with ``pliant reserve``, or "slurm"; a changed cluster file leaves it as it is."""
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Self:
+        if not self.nodes:
+            raise broken_rule("names no node", "/nodes")
+        if self.end <= self.begin:
+            raise broken_rule("is not after its begin", "/end")
+        return self
+
+    @property
+    def is_maintenance(self) -> bool:
+        return not (self.teams or self.users)
+
+    def on_clock(self, origin_s: float) -> tuple[float, float, float]:
+        """When its nodes get closed, when it begins and when it ends, on a clock behind UTC by this much."""
+        begin_s, end_s = (at if at < EPOCH_LIKE_S else at - origin_s for at in (self.begin, self.end))
+        return begin_s - self.notice_seconds, begin_s, end_s
+
+
 class Cluster(Record):
     """All nodes of a cluster and how to reach them."""
 
@@ -371,6 +415,8 @@ class Cluster(Record):
     """A rule about jobs that hardly use their slots. Default: none."""
     stragglers: StragglerRule | None = None
     """A rule about workers that are slower than the others of their job. Default: none."""
+    reservations: tuple[NodeReservation, ...] = ()
+    """Nodes that are kept free for a time."""
     notify: tuple[Notify, ...] = ()
     """Who hears of jobs that end, fail or wait, and of sick slots and nodes."""
     isolation: bool = True
@@ -394,6 +440,19 @@ class Cluster(Record):
                 if name in seen:
                     raise broken_rule(f"node name {name!r} is used twice", f"/nodes/{index}/name")
                 seen.add(name)
+        return self
+
+    @model_validator(mode="after")
+    def _reservations_fit(self) -> Self:
+        there = {name for node in self.nodes for name in names_of(node)} if self.reservations else set()
+        seen = set[str]()
+        for index, each in enumerate(self.reservations):
+            if each.name in seen:
+                raise broken_rule(f"reservation {each.name!r} is there twice", f"/reservations/{index}/name")
+            if unknown := [name for name in each.nodes if name not in there]:
+                text = f"the cluster has no node {unknown[0]!r}"
+                raise broken_rule(text, f"/reservations/{index}/nodes")
+            seen.add(each.name)
         return self
 
     @model_validator(mode="after")
@@ -424,8 +483,10 @@ class Cluster(Record):
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
         has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take, or that
-        jobs are not isolated. 5: GPUs have prices, or it says who is notified.
+        jobs are not isolated. 5: GPUs have prices, or it says who is notified. 6: it has reservations.
         """
+        if self.reservations:
+            return 6
         if self.price or self.notify:
             return 5
         if self.preemptible is not None or not self.isolation:
@@ -439,6 +500,18 @@ class Cluster(Record):
         asks = self.slurm != SlurmOptions() or self.backend == "slurm-jobs"
         asks = asks or any(node.devices for node in self.nodes)
         return int(asks or any(rules))
+
+    def keeping_reservations(self, own: Cluster) -> Self:
+        """With the reservations of a run's cluster that no file stated, as far as their nodes are here."""
+        names = {each.name for each in self.reservations}
+        there = {name for node in self.nodes for name in names_of(node)} if own.reservations else set()
+        kept = [
+            each.model_copy(update={"nodes": nodes})
+            for each in own.reservations
+            if each.made_by and each.name not in names
+            if (nodes := tuple(name for name in each.nodes if name in there))
+        ]
+        return self.model_copy(update={"reservations": (*self.reservations, *kept)}) if kept else self
 
     def with_preemptible(self, who: Preemptible | None) -> Self:
         """The cluster where policies may take the GPUs of these jobs; None: as it says itself."""

@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
 Unit = Literal["s", "h"]
@@ -137,3 +137,21 @@ class Duration:
         from pydantic_core import core_schema
 
         return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+
+class Moment:
+    """Marks a number of seconds, as in ``Annotated[float, Moment()]``: text is read as a date."""
+
+    @staticmethod
+    def _read(value: Any) -> Any:
+        return read_time(value) if isinstance(value, str) else value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self._read, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string"}]}

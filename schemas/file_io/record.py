@@ -88,7 +88,7 @@ _BOUNDS: Final = {
 }
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
 MAJOR: Final = 1
-MINORS: Final = {"event": 1, "job": 8, "cluster": 5, "schedule": 10, "metrics": 2}
+MINORS: Final = {"event": 1, "job": 8, "cluster": 6, "schedule": 10, "metrics": 2}
 """The newest minor version of each kind that this version knows, 0 where none is named.
 
 event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`); another name of an event is
@@ -100,10 +100,11 @@ be preempted; 8, it starts only if another job does not finish, its array ends b
 says when it is retried, names its launcher, tasks, Python, container or output, has a name, says on which
 nodes it may run, or needs no GPU. cluster: 1, nodes name their devices and the cluster says how Slurm is
 asked; 2, nodes state further capacities; 3, teams share it, Slurm gives notice, idle jobs or stragglers have
-a rule, its network has levels; 4, it says whose GPUs policies may take. schedule: 1, as cluster 1, which it
-holds; 2, the work of jobs may be predicted; 3, as cluster 2, and jobs hold parameter servers and future time
-slots, or share GPUs; 4, as job 2; 5, as job 3; 6, as job 4 and cluster 3; 7, as job 5; 8, as job 6; 9, as job
-7; 10, as cluster 4 and job 8. metrics: 1, runs have steps; 2, they have teams.
+a rule, its network has levels; 4, it says whose GPUs policies may take; 5, GPUs have prices, or it says who
+is notified; 6, it has reservations. schedule: 1, as cluster 1, which it holds; 2, the work of jobs may be
+predicted; 3, as cluster 2, and jobs hold parameter servers and future time slots, or share GPUs; 4, as job 2;
+5, as job 3; 6, as job 4 and cluster 3; 7, as job 5; 8, as job 6; 9, as job 7; 10, as cluster 4 and job 8.
+metrics: 1, runs have steps; 2, they have teams.
 """
 _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 

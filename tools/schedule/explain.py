@@ -44,6 +44,9 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
         if not job.gpus and (where := session.cluster.capacities.constraint_of(job.spec)) is not None:
             down = [node.name for node in lost if where.allows(node)]
             reasons[job.id] = _constrained(job, where, reasons[job.id], down)
+        if not job.gpus and job.id in session.cluster.confined:
+            why = reasons[job.id]
+            reasons[job.id] = Explanation(f"{why.reason}; {session.windows.words(job)}", why.needs_gpus)
     return reasons
 
 
@@ -78,7 +81,7 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
         job_id: Explanation(f"goes on until it ends on {name}, which is drained")
         for job_id, name in hidden.bound.items()
     }
-    kept = {**hidden.limited, **hidden.in_line, **hidden.awaiting}
+    kept = {**hidden.reserved, **hidden.limited, **hidden.in_line, **hidden.awaiting}
     waiting = {job_id: Explanation(words) for job_id, words in kept.items()}
     held = {job_id: Explanation(f"held by {by}") for job_id, by in hidden.held.items()}
     return plain | bound | waiting | held

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NotRequired, Protocol, TypedDict, Unpack
 
+from pliant.schemas.cluster import NodeReservation
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Changes, Job
@@ -122,6 +123,11 @@ class Client(Protocol):
     def reload(self, cluster: bytes, source: str, *, now: bool, dry_run: bool) -> list[str]:
         """Have the run go on with another cluster, given as its file; see
         :func:`~pliant.tools.run.service.reload.order_reload`.
+        """
+
+    def reserve(self, change: NodeReservation | str, *, dry_run: bool) -> list[str]:
+        """Have nodes reserved, or the reservation of this name end; see
+        :func:`~pliant.tools.run.service.reload.order_reservation`.
         """
 
     def names(self) -> Names:

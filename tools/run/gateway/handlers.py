@@ -43,7 +43,7 @@ from pliant.tools.run.gateway.permissions import (
 from pliant.tools.run.gateway.protocol import WhatIfQuestion, error_of
 from pliant.tools.run.gateway.submit_hook import through_hook
 from pliant.tools.run.service import submit as requests
-from pliant.tools.run.service.reload import ClusterFile, order_reload
+from pliant.tools.run.service.reload import ClusterFile, order_reload, order_reservation
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
@@ -183,7 +183,7 @@ class RequestHandlers:
                 return _json(self._cancel(request, who, roles, limits))
             case asked.OrderJobs():
                 return _json(self._order_jobs(request, who, roles, limits))
-            case asked.OrderNodes() | asked.ReloadCluster():
+            case asked.OrderNodes() | asked.ReloadCluster() | asked.ReserveNodes():
                 return _json(self._order_nodes(request, who, roles))
             case asked.Look():
                 return self._look(request, who, roles)
@@ -265,17 +265,21 @@ class RequestHandlers:
         return {"ended": ended, "deaf": ignores}
 
     def _order_nodes(
-        self, request: asked.OrderNodes | asked.ReloadCluster, who: Caller, roles: Roles
+        self, request: asked.OrderNodes | asked.ReloadCluster | asked.ReserveNodes, who: Caller, roles: Roles
     ) -> list[str]:
         """The lines that tell what a new cluster leads to."""
         if not roles.is_operator(who):
-            does = "change the cluster" if request.ask == "reload" else f"{request.action} nodes"
+            does = {"reload": "change the cluster", "reserve": "reserve nodes"}.get(request.ask, "")
+            does = f"{request.action} nodes" if request.ask == "nodes" else does
             raise UsageError(f"only operators {does}, and {who.name} is none")
         with self._changing():
             if request.ask == "reload":
                 text, name = request.cluster, request.source
                 file = ClusterFile(cluster_of(text.encode(), name), name, text, now=request.now)
                 return order_reload(self._dirs.path, file, dry_run=request.dry_run, by=who.account)
+            if request.ask == "reserve":
+                change = request.reservation or request.cancel
+                return order_reservation(self._dirs.path, change, dry_run=request.dry_run, by=who.account)
             requests.order_nodes(
                 *(self._dirs.path, request.action, request.nodes),
                 reason=request.reason,

@@ -7,13 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from pliant.schemas.cluster import NodeReservation
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.io import cluster_of
 from pliant.schemas.job import Job
 from pliant.tools.run.gateway.client import JobEnd, JobOrder, NodeOrder, OutputPart, SubmitOptions
 from pliant.tools.run.service import submit as requests
-from pliant.tools.run.service.reload import ClusterFile, order_reload
+from pliant.tools.run.service.reload import ClusterFile, order_reload, order_reservation
 from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import StateDir, check_seen, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -78,6 +79,9 @@ class OwnClient:
         text = cluster.decode(errors="replace")
         file = ClusterFile(cluster_of(cluster, source), source, text, now=now)
         return order_reload(self.state, file, dry_run=dry_run)
+
+    def reserve(self, change: NodeReservation | str, *, dry_run: bool) -> list[str]:
+        return order_reservation(self.state, change, dry_run=dry_run)
 
     def names(self) -> requests.Names:
         return requests.known_names(self._dirs, Spool(self._dirs))

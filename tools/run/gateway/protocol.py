@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
+from pliant.schemas.cluster import NodeReservation
 from pliant.schemas.errors import (
     BadInputError,
     InfeasibleError,
@@ -122,6 +123,17 @@ class ReloadCluster(GatewayRequest):
     dry_run: bool = False
 
 
+class ReserveNodes(GatewayRequest):
+    """Nodes are to be reserved, or a reservation is to end."""
+
+    counts_as: ClassVar[int] = 5
+    ask: Literal["reserve"] = "reserve"
+    reservation: NodeReservation | None = None
+    cancel: PlainText = ""
+    """Name of the one that ends, if none is made."""
+    dry_run: bool = False
+
+
 class Look(GatewayRequest):
     """Where the jobs stand."""
 
@@ -204,6 +216,7 @@ AnyRequest = (
     | OrderJobs
     | OrderNodes
     | ReloadCluster
+    | ReserveNodes
     | Look
     | Describe
     | MeasureUse

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Unpack
 
+from pliant.schemas.cluster import NodeReservation
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import parse_events
@@ -93,6 +94,14 @@ class _GatewayClient(ABC):
         text = cluster.decode()
         lines = self._value(asked.ReloadCluster(cluster=text, source=source, now=now, dry_run=dry_run))
         return [str(line) for line in lines]
+
+    def reserve(self, change: NodeReservation | str, *, dry_run: bool) -> list[str]:
+        request = (
+            asked.ReserveNodes(cancel=change, dry_run=dry_run)
+            if isinstance(change, str)
+            else asked.ReserveNodes(reservation=change, dry_run=dry_run)
+        )
+        return [str(line) for line in self._value(request)]
 
     def names(self) -> requests.Names:
         status = self.status()

@@ -263,7 +263,7 @@ class Arrivals:
                 cancelled.append(found)
             elif isinstance(found, Job):
                 events += self._admit(self._in_team(self._on_own_clock(found)))
-            elif found.order.cluster is not None:
+            elif found.order.changes_cluster:
                 if self.takes_reloads:
                     self.reload = found
                     break

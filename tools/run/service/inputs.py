@@ -201,9 +201,9 @@ class PreparedRun:
         """
         if (named := self.options.cluster) is None or log.info is None:
             return None
-        cluster = read_cluster(named).with_preemptible(self.options.preemptible)
-        file = ClusterFile(cluster, source_name(named), text_of(named), user=account_name(os.geteuid()))
         own = log.next_cluster or log.info.cluster
+        cluster = read_cluster(named).keeping_reservations(own).with_preemptible(self.options.preemptible)
+        file = ClusterFile(cluster, source_name(named), text_of(named), user=account_name(os.geteuid()))
         return file if cluster_changes(own, cluster, file.source) else None
 
     def _take_named_cluster(self, state: State, loop: Loop) -> None:

@@ -32,7 +32,12 @@ from pliant.tools.run.service.decisions import Arrivals, Decisions, PolicyAnswer
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.job_rules import JobRules
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.reload import ClusterFile, cluster_without_left_nodes, ordered_cluster
+from pliant.tools.run.service.reload import (
+    ClusterFile,
+    cluster_without_left_nodes,
+    file_with_slurms,
+    ordered_file,
+)
 from pliant.tools.run.service.reports import (
     Lost,
     NewProgress,
@@ -157,6 +162,7 @@ class Loop:
         self.schedule = schedule
         self._schedule_file = ScheduleFile(state.dirs.schedule)
         self.origin_s = origin_s
+        session.windows.set_origin(origin_s)
         self.follows = follow
         spec_of = partial(spec_on_clock, state.log, origin_s=origin_s)
         session.book.ended = self._ended = states_kept_small(session.book.ended, spec_of)
@@ -408,10 +414,14 @@ class Loop:
         self.executor.targets.update_specs(
             self.state.log.jobs[job_id].job for job_id in self._arrivals.updated
         )
-        self.reload = self.reload or ordered_cluster(self._arrivals.reload)
-        log, may_reload = self.state.log, self._decisions is not None and self.clock() >= self.again_s
-        if self.reload is None and log.next_cluster is not None and may_reload:
-            self.reload = cluster_without_left_nodes(log, log.next_cluster, self.executor.busy_nodes)
+        log, ordered = self.state.log, self._arrivals.reload
+        own = log.next_cluster or (None if log.info is None else log.info.cluster)
+        if self.reload is None and ordered is not None and own is not None:
+            self.reload = ordered_file(ordered, own)
+        if self.reload is None and self._decisions is not None and self.clock() >= self.again_s:
+            self.reload = cluster_without_left_nodes(log, self.executor.busy_nodes) or file_with_slurms(
+                self.executor.backend, log
+            )
         return happened, stopped
 
     def take_over(self, before: Loop) -> None:

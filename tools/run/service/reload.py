@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.checks import constraint_of
-from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.cluster import Cluster, Node, NodeReservation
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.events import Held, Reloaded, Unheld, row_of
@@ -24,17 +24,20 @@ from pliant.schemas.io import read_profile, read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.text import counted, in_gpu_hours
+from pliant.schemas.text import clock_text, counted, did_you_mean, in_gpu_hours
+from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.statedir.directory import ROOT, Account, StateDir, account_name
 from pliant.tools.run.statedir.kept_inputs import cluster_changes
 from pliant.tools.run.statedir.log.fold import LEAVES, RunLog
-from pliant.tools.run.statedir.requests import Numbered, Order, Spool
+from pliant.tools.run.statedir.requests import ClusterAction, Numbered, Order, Spool
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.demand import JobCheck
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds, throughput_for
 from pliant.tools.schedule.registry import make_policy
 
+SLURM: Final = "slurm"
+"""Who has made the reservations that Slurm has."""
 HOLDER: Final = "pliant reload"
 """Holder of jobs for which a new cluster has no place; a later one releases them."""
 _FIXED: Final = ("backend", "slots")
@@ -59,27 +62,21 @@ class ClusterFile:
     """Number of the order; None: the loop reads the file itself."""
     now: bool = False
     """Jobs leave nodes that are not in it at the next decision; else they may end there."""
+    lines: tuple[str, ...] = ()
+    """What it changes, in words, where that is known."""
 
 
-def ordered_cluster(ordered: Numbered | None) -> ClusterFile | None:
-    """The cluster of an order. Returns None if there is no such order."""
-    if ordered is None or (cluster := ordered.order.cluster) is None:
-        return None
-    number, order = ordered
-    return ClusterFile(cluster, order.source, "", order.user, order.uid, number, order.now)
-
-
-def cluster_without_left_nodes(log: RunLog, following: Cluster, busy: Set[str]) -> ClusterFile | None:
+def cluster_without_left_nodes(log: RunLog, busy: Set[str]) -> ClusterFile | None:
     """The next cluster once nothing is left on a node that it does not have, or not as it is.
 
     :param busy: nodes on which something runs.
     """
     held = {name for job in log.active.values() for name, _ in job.placement}
-    if (held | busy).issuperset(log.leaving):
+    if log.next_cluster is None or (held | busy).issuperset(log.leaving):
         return None
     drains = [log.drained[name] for name in log.leaving if name in log.drained]
     user, now = next((drain.user for drain in drains), ""), any(drain.now for drain in drains)
-    return ClusterFile(following, "the new cluster", user=user, now=now)
+    return ClusterFile(log.next_cluster, "the new cluster", user=user, now=now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ def reload_plan(
             text = f'/{name}: "{after}", and the run has "{before}", which cannot change while it goes on'
             raise UsageError(f"{file.source}: {text}: begin another state directory")
     cluster, leaving = _in_use(log.info.cluster, next_cluster, log, {*busy})
-    changes = tuple(cluster_changes(own, next_cluster, file.source, file.text))
+    changes = file.lines or tuple(cluster_changes(own, next_cluster, file.source, file.text))
     by_hand = {name for name, drain in log.drained.items() if drain.reason != LEAVES}
     back = tuple(name for name in log.leaving if name in {*_named(cluster)} - {*leaving} - by_hand)
     held = {
@@ -162,6 +159,7 @@ def reload_plan(
         *(f"job {job_id} is no longer held: the cluster has a place for it" for job_id in freed),
         *_of_teams(own, next_cluster, log),
         *_of_limits(next_cluster, log),
+        *_of_reservations(own, next_cluster, log),
     )
     return ReloadPlan(
         cluster, next_cluster if leaving else None, tuple(leaving), back, held, freed, changes, effects
@@ -187,26 +185,147 @@ def order_reload(
     profile = Profile(read_profile(dirs.profile).rows) if dirs.profile.exists() else None
     plan = reload_plan(file, log, refusals(schedule, profile))
     own = log.next_cluster or (schedule.cluster if log.info is None else log.info.cluster)
+    file = replace(file, cluster=file.cluster.keeping_reservations(own))
     for name in _OF_ROOT if by is not None and by.uid != ROOT else ():
         if getattr(own, name) != getattr(file.cluster, name):
             raise UsageError(f"{file.source}: /{name}: differs from the run's, and only root changes it")
     if not plan.changes and plan.leaving == log.leaving and not file.now:
         return []
     if not dry_run:
-        uid = by.uid if by is not None and dirs.is_shared else None
-        order = Order(
-            action="reload",
-            cluster=file.cluster,
-            source=file.source,
-            user=by.name if by else account_name(os.geteuid()),
-            uid=uid,
-            asked_s=time.time(),
-            now=file.now,
-        )
+        order = _order("reload", dirs, by, cluster=file.cluster, source=file.source, now=file.now)
         spool = Spool(dirs)
         with spool.locked():
             spool.give([order])
     return [*plan.changes, *plan.effects]
+
+
+def order_reservation(
+    state: Path, change: NodeReservation | str, *, dry_run: bool = False, by: Account | None = None
+) -> list[str]:
+    """Order that nodes are reserved, or that the reservation of this name ends; as :func:`order_reload`.
+
+    :param change: one without a name of its own ("new") gets one.
+    :raises UsageError: it names nodes that are not there, or a reservation that is not, or is there already.
+    """
+    dirs, log = StateDir(state.resolve()), read_log(state)
+    if log.info is None or not dirs.schedule.exists():
+        raise UsageError(f"{state}: no run has begun there: reservations can be in its cluster file")
+    schedule, spool = read_schedule(dirs.schedule), Spool(dirs)
+    with spool.locked():
+        own = log.next_cluster or log.info.cluster
+        for request in spool.requests():
+            if request.order is not None and request.order.changes_cluster:
+                own = changed_cluster(request.order, own)
+        if isinstance(change, str):
+            _check_ends(change, own, state)
+            order = _order("unreserve", dirs, by, name=change)
+        else:
+            made_by = by.name if by else account_name(os.geteuid())
+            reservation = _named_reservation(change.model_copy(update={"made_by": made_by}), own)
+            order = _order("reserve", dirs, by, reservation=reservation)
+        file = ordered_file(Numbered(0, order), log.next_cluster or log.info.cluster)
+        profile = Profile(read_profile(dirs.profile).rows) if dirs.profile.exists() else None
+        plan = reload_plan(file, log, refusals(schedule, profile))
+        if not dry_run:
+            spool.give([order])
+    return [*plan.changes, *plan.effects]
+
+
+NEW: Final = "new"
+"""Name of a reservation that is to get one."""
+
+
+def _named_reservation(made: NodeReservation, own: Cluster) -> NodeReservation:
+    """:raises UsageError: its name is taken, or a node is not there."""
+    names, there = {each.name for each in own.reservations}, _named(own)
+    if unknown := [name for name in made.nodes if name not in there]:
+        raise UsageError(f"the cluster has no node {unknown[0]}; pliant nodes lists them")
+    if made.name in names:
+        raise UsageError(f"reservation {made.name} is there already; end it first: --cancel {made.name}")
+    if made.name != NEW:
+        return made
+    what = "maintenance" if made.is_maintenance else (*made.teams, *made.users)[0]
+    free = (f"{what}-{number}" for number in range(1, len(names) + 2))
+    return made.model_copy(update={"name": next(name for name in free if name not in names)})
+
+
+def _check_ends(name: str, own: Cluster, state: Path) -> None:
+    """:raises UsageError: no order ends that reservation."""
+    found = next((each for each in own.reservations if each.name == name), None)
+    if found is None:
+        near = did_you_mean(name, [each.name for each in own.reservations])
+        raise UsageError(f"{state} has no reservation {name}; {near or 'pliant reserve --list lists them'}")
+    if not found.made_by:
+        raise UsageError(f"reservation {name} is in the cluster file: take it out there, and pliant reload")
+    if found.made_by == SLURM:
+        raise UsageError(f"reservation {name} is Slurm's: scontrol delete reservation={name}")
+
+
+def _order(action: ClusterAction, dirs: StateDir, by: Account | None, **about: Any) -> Order:
+    uid = by.uid if by is not None and dirs.is_shared else None
+    user = by.name if by else account_name(os.geteuid())
+    return Order(action=action, user=user, uid=uid, asked_s=time.time(), **about)
+
+
+def ordered_file(ordered: Numbered, own: Cluster) -> ClusterFile:
+    """The cluster that an order leads to.
+
+    :param own: the one that the run has, or is to have.
+    """
+    number, order = ordered
+    cluster = changed_cluster(order, own)
+    lines: tuple[str, ...] = ()
+    if order.reservation is not None:
+        lines = (reservation_line(order.reservation, order.asked_s),)
+    elif order.name is not None:
+        lines = (f"reservation {order.name} ends",)
+    return ClusterFile(cluster, order.source, "", order.user, order.uid, number, order.now, lines)
+
+
+def changed_cluster(order: Order, own: Cluster) -> Cluster:
+    """What becomes of the cluster of a run; ordered reservations that are over are forgotten."""
+    if order.cluster is not None:
+        return order.cluster.keeping_reservations(own)
+    gone = order.name if order.reservation is None else order.reservation.name
+    kept = [
+        each
+        for each in own.reservations
+        if each.name != gone and (not each.made_by or each.end > order.asked_s)
+    ]
+    new = () if order.reservation is None else (order.reservation,)
+    return own.model_copy(update={"reservations": (*kept, *new)})
+
+
+def file_with_slurms(backend: Backend, log: RunLog) -> ClusterFile | None:
+    """The cluster with the reservations that Slurm has. Returns None if it has these, or none is asked."""
+    reservations = getattr(backend, "reservations", None)
+    found: Sequence[NodeReservation] | None = None if reservations is None else reservations()
+    if found is None or log.info is None:
+        return None
+    own, there = log.next_cluster or log.info.cluster, _named(log.info.cluster)
+    others = tuple(each for each in own.reservations if each.made_by != SLURM)
+    taken = {each.name for each in others}
+    known = [
+        each.model_copy(update={"nodes": nodes})
+        for each in found
+        if each.name not in taken and (nodes := tuple(name for name in each.nodes if name in there))
+    ]
+    if [each for each in own.reservations if each.made_by == SLURM] == known:
+        return None
+    cluster = own.model_copy(update={"reservations": (*others, *known)})
+    return ClusterFile(cluster, "Slurm's reservations", user=SLURM, lines=_lines_of(known))
+
+
+def _lines_of(known: Sequence[NodeReservation]) -> tuple[str, ...]:
+    return tuple(reservation_line(each, time.time()) for each in known) or ("Slurm has no reservation left",)
+
+
+def reservation_line(made: NodeReservation, now_s: float) -> str:
+    """``reservation maintenance-1: n0, n1 from 08:00 until 12:00, for maintenance``."""
+    who = ", ".join((*(f"team {name}" for name in made.teams), *(f"user {name}" for name in made.users)))
+    nodes = ", ".join(made.nodes[:_SHOWN]) + (" …" if len(made.nodes) > _SHOWN else "")
+    begin, end = clock_text(made.begin, now_s), clock_text(made.end, now_s)
+    return f"reservation {made.name}: {nodes} from {begin} until {end}, for {who or 'maintenance'}"
 
 
 def refusals(schedule: Schedule, profile: Profile | None) -> Callable[[Cluster, Job], str | None]:
@@ -289,6 +408,25 @@ def _of_limits(next_cluster: Cluster, log: RunLog) -> Iterable[str]:
         if limit is not None and limit.gpus is not None and gpus > limit.gpus:
             who = f"user {user}" if user else "jobs of no user"
             yield f"{who}: {gpus:g} GPUs held, {limit.gpus} allowed: what runs goes on, no other job starts"
+
+
+def _of_reservations(own: Cluster, next_cluster: Cluster, log: RunLog) -> Iterable[str]:
+    """What jobs that run on the nodes of new reservations do."""
+    all_save = (next_cluster.preemptible or "stated") == "all"
+    for each in (each for each in next_cluster.reservations if each not in own.reservations):
+        leaving, staying = list[str](), list[str]()
+        for job_id, job in log.active.items():
+            may_stay = job.job.user in each.users or (
+                next_cluster.shares is not None and next_cluster.shares.team_of(job.job) in each.teams
+            )
+            if not may_stay and any(name in each.nodes for name, _ in job.placement):
+                (leaving if all_save or job.job.can_save else staying).append(job_id)
+        if leaving:
+            at = clock_text(each.begin - each.notice_seconds, time.time())
+            yield f"{_few(leaving)} must leave these nodes at {at}"
+        if staying:
+            at = clock_text(each.begin, time.time())
+            yield f"{_few(staying)} must end by {at}: what is not saved then is lost"
 
 
 def _few(job_ids: list[str]) -> str:

@@ -108,6 +108,7 @@ def _lines(named: str, text: str, found: list[Difference]) -> Iterator[str]:
 
 def _cluster_differences(own: Cluster, asked: Cluster) -> Iterator[Difference]:
     """None if the same nodes are written in another way, or in another order."""
+    asked = asked.keeping_reservations(own)
     if any(_differences(_plain(own, expanded=True), _plain(asked, expanded=True), ())):
         yield from _differences(_plain(own), _plain(asked), ())
 

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from pliant.schemas.checks import constraint_of
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, NodeReservation
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.events import (
@@ -63,7 +63,7 @@ from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 
 JobAction = Literal["hold", "release", "priority", "update", "requeue"]
 NodeAction = Literal["drain", "resume"]
-ClusterAction = Literal["reload"]
+ClusterAction = Literal["reload", "reserve", "unreserve"]
 _EVENTS: Final[Mapping[JobAction | NodeAction | ClusterAction, type[Ordered | Requeued]]] = {
     "hold": Held,
     "release": Unheld,
@@ -73,8 +73,17 @@ _EVENTS: Final[Mapping[JobAction | NodeAction | ClusterAction, type[Ordered | Re
     "drain": Drained,
     "resume": Undrained,
     "reload": Reloaded,
+    "reserve": Reloaded,
+    "unreserve": Reloaded,
 }
 
+_ABOUT: Final = {
+    "drain": "node",
+    "resume": "node",
+    "reload": "cluster",
+    "reserve": "reservation",
+    "unreserve": "name",
+}
 _JOBS: Final = ".jobs.jsonl"
 _CANCEL: Final = ".cancel.json"
 _ORDER: Final = ".order.json"
@@ -115,11 +124,16 @@ class Order(Record):
     """The new cluster, of ``reload``; ``now`` is about the nodes that leave."""
     source: PlainText = ""
     """Name of its file."""
+    reservation: NodeReservation | None = None
+    """The one of ``reserve``."""
+    name: PlainText | None = None
+    """Name of the reservation that ends, of ``unreserve``."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        about = {"drain": "node", "resume": "node", "reload": "cluster"}.get(self.action, "job")
-        if [name for name in ("job", "node", "cluster") if getattr(self, name) is not None] != [about]:
+        about = _ABOUT.get(self.action, "job")
+        subjects = dict.fromkeys(("job", *_ABOUT.values()))
+        if [name for name in subjects if getattr(self, name) is not None] != [about]:
             raise ValueError(f"{self.action!r} is about a {about}")
         if (self.priority is None) == (self.action == "priority"):
             raise ValueError("an order of a priority, and no other one, states a priority")
@@ -128,8 +142,17 @@ class Order(Record):
         return self
 
     @property
+    def changes_cluster(self) -> bool:
+        """Whether the run goes on with another cluster: another session takes its place."""
+        return self.action in ("reload", "reserve", "unreserve")
+
+    @property
     def words(self) -> str:
         """The end of "alice has ordered to …"."""
+        if self.reservation is not None:
+            return f"reserve nodes as {self.reservation.name}"
+        if self.name is not None:
+            return f"end reservation {self.name}"
         if self.priority is not None:
             return f"give it priority {self.priority:g}"
         if self.cluster is not None:
@@ -514,6 +537,6 @@ def _events(asked: Job | str | Numbered, log: RunLog, now_s: float, *, rigid: bo
         return [submit_event(asked, min(now_s, asked.submit_time))]
     if isinstance(asked, str):
         return [cancel_event(asked, now_s)]
-    if asked.order.cluster is not None:  # what it leads to, the run says
+    if asked.order.changes_cluster:  # what it leads to, the run says
         return []
     return order_events(*asked, now_s, log, rigid=rigid)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from pliant.schemas.cluster import Node
+from pliant.schemas.cluster import Node, NodeReservation
 from pliant.schemas.text import Column, clock_text, counted, iso_time, text_table
 from pliant.tools.run.statedir.log.fold import JobLog, LeftOut, RunLog
 from pliant.tools.run.watch.top import Use
@@ -64,14 +64,21 @@ class NodeUse:
     """Part of the held GPUs that is used, where that is measured."""
     closed: Closed | None = None
     """Why it gets no work."""
+    reservations: tuple[NodeReservation, ...] = ()
+    """Those that are not over."""
+    reserved: NodeReservation | None = None
+    """The one that keeps jobs from it now."""
 
     @property
     def free(self) -> int:
         """GPUs that a job could get now."""
-        return 0 if self.closed else max(0, self.node.gpus - self.held - len(self.left_out))
+        return 0 if self.closed or self.reserved else max(0, self.node.gpus - self.held - len(self.left_out))
 
     def state(self, now_s: float) -> str:
         words = "up" if self.closed is None else self.closed.words(now_s)
+        if self.reserved is not None:
+            until = clock_text(self.reserved.end, now_s)
+            words = f"{words}, reserved as {self.reserved.name} until {until}"
         out = f"; {counted(len(self.left_out), 'slot')} out of service" if self.left_out else ""
         return f"{words}{out}"
 
@@ -86,6 +93,12 @@ def node_uses(log: RunLog, uses: Iterable[Use], now_s: float) -> list[NodeUse]:
     out: dict[str, dict[str, LeftOut]] = {}
     for slot, left in log.out_of_service(now_s).items():
         out.setdefault(node_of(slot), {})[slot] = left
+    cluster = None if log.info is None else log.info.cluster
+    reservations = [] if cluster is None else [each for each in cluster.reservations if each.end > now_s]
+    of = {
+        node.name: tuple(each for each in reservations if node.name in each.nodes)
+        for node in (() if cluster is None or not reservations else cluster.expanded())
+    }
     return [
         NodeUse(
             node,
@@ -94,8 +107,10 @@ def node_uses(log: RunLog, uses: Iterable[Use], now_s: float) -> list[NodeUse]:
             tuple(on.get(node.name, ())),
             _mean([(busy.get(job.job.id), gpus) for job, gpus in on.get(node.name, ())]),
             Closed.of(log, node.name),
+            of.get(node.name, ()),
+            next((each for each in of.get(node.name, ()) if each.begin - each.notice_seconds <= now_s), None),
         )
-        for node in (() if log.info is None else log.info.cluster.expanded())
+        for node in (() if cluster is None else cluster.expanded())
     ]
 
 
@@ -132,6 +147,9 @@ def node_page(each: NodeUse, now_s: float) -> Iterator[str]:
     for slot, left in sorted(each.left_out.items()):
         until = f"pliant resume {node.name}" if left.is_sick else clock_text(left.until_s, now_s)
         yield f"slot {slot} gets no job until {until}: {left.reason}"
+    for reservation in each.reservations:
+        begin, end = clock_text(reservation.begin, now_s), clock_text(reservation.end, now_s)
+        yield f"reserved as {reservation.name} from {begin} until {end}"
     stated = {"cpus": node.cpus, "memory": node.memory, "switch": node.switch, **node.resources}
     if any(value is not None for value in stated.values()):
         yield ", ".join(f"{name} {value}" for name, value in stated.items() if value is not None)
@@ -192,6 +210,10 @@ def _fields(each: NodeUse) -> dict[str, Any]:
         "reason": None if closed is None else closed.reason or None,
         "since": None if closed is None else iso_time(closed.since_s),
         "labels": each.node.labels,
+        "reservations": [
+            {"name": one.name, "from": iso_time(one.begin), "until": iso_time(one.end)}
+            for one in each.reservations
+        ],
         "out_of_service": [
             {"slot": slot, "until": iso_time(left.until_s), "reason": left.reason}
             for slot, left in sorted(each.left_out.items())

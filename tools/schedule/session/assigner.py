@@ -245,7 +245,7 @@ class Assigner:
     def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
         staying = (job for job in self._jobs.values() if job.gpus and (job.takes_room or not job.requested))
         others = (job for job in staying if job.id not in moving)
-        return Demands(self._cluster.capacities, self._cluster.index, others)
+        return Demands(self._cluster.capacities, self._cluster.index, others, self._cluster.confined)
 
     def is_as_decided(self, decision: Decision, changes: int) -> bool:
         """Whether a decision was carried out whole."""
@@ -339,7 +339,8 @@ class Assigner:
         closed = {node_of(slot) for slot in quarantine.out_of_service if not is_of_gpu(slot)}
         open_nodes = [node for node in cluster.nodes if node.up and node.name not in closed]
         open_nodes.sort(key=lambda node: (node.made_gpus > 0, cluster.free.free_on(node.name), node.index))
-        places = CpuStarts(open_nodes, self._left_by_others({}), cluster.free, cluster.capacities, quarantine)
+        left, confined = self._left_by_others({}), cluster.confined
+        places = CpuStarts(open_nodes, left, cluster.free, cluster.capacities, quarantine, confined=confined)
         starts = places.starts(waiting, self._could_start())
         done = [
             self._allocator.change(job, ((node.name, 1),), job.global_batch, time_s) for job, node in starts

@@ -398,8 +398,16 @@ def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> Sequence[s
 class Demands:
     """What running jobs leave of each node. ``jobs``: those that keep their GPUs."""
 
-    def __init__(self, capacities: Capacities, index: Mapping[str, int], jobs: Iterable[JobState]) -> None:
+    def __init__(
+        self,
+        capacities: Capacities,
+        index: Mapping[str, int],
+        jobs: Iterable[JobState],
+        confined: Mapping[str, frozenset[str]] | None = None,
+    ) -> None:
+        """:param confined: nodes that jobs may not use for now."""
         self._capacities = capacities
+        self._confined = confined or {}
         self._index = index
         # By node; a node that is missing is untouched.
         self._left: dict[int, dict[str, float]] = {}
@@ -454,7 +462,7 @@ class Demands:
     ) -> NodeGpus | None:
         demand = job.spec.resources.ps
         missing = servers_for(job.spec, workers)
-        up = {node.name for node in free.nodes if node.up}
+        up = {node.name for node in free.nodes if node.up} - self._confined.get(job.id, frozenset())
         for chosen in (named, job.servers):
             suits = chosen and gpus_of(chosen) == missing and up.issuperset(dict(chosen))
             if suits and all(self._room(name, demand, count) == count for name, count in chosen or ()):

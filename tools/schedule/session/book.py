@@ -65,7 +65,7 @@ class JobBook(SessionPart[BookState]):
     def alike(self, job: Job) -> JobState | None:
         """An earlier job of the same form, which waited for nothing."""
         form: JobForm | None = job.__dict__.get("form")
-        alike = None if form is None else self._alike.get(form)
+        alike = None if form is None or self._cluster.spec.reservations else self._alike.get(form)
         if alike is not None and self._cluster.capacities.constraint_of(job) is not None:  # by its label
             return None
         return alike
@@ -93,13 +93,31 @@ class JobBook(SessionPart[BookState]):
         state = job_state(job, self._cluster.training_speeds, alike)
         if self._cluster.training_speeds is not self._cluster.speeds and not job.on_cpus:
             state.is_speed_guessed = self._cluster.speeds.is_guess(job.model)
-        if alike is None and state.requested and (state.takes_room or state.types is not None):
-            room = self._cluster.capacities.room_for(job)
-            state.room, state.barred, state.kind = room.by_type, room.barred, None
-            if state.barred or state.takes_room:
-                state.any_node, state.room_by_node = False, room.by_node
-            self._cluster.update_room([state])
+        if alike is None:
+            self._limit_room(state, job)
         return state
+
+    def confine(self, state: JobState, names: frozenset[str]) -> None:
+        """Keep a job from nodes, and from no others any more."""
+        self._cluster.confined.pop(state.id, None)
+        if names:
+            self._cluster.confined[state.id] = names
+        spec = self._cluster.where(state)
+        if not state.requested:
+            return
+        state.types, state.kind = self._cluster.speeds.types_of(spec), None
+        state.room = state.room_now = state.room_by_node = None
+        state.barred, state.any_node = (), True
+        self._limit_room(state, spec)
+
+    def _limit_room(self, state: JobState, spec: Job) -> None:
+        if not state.requested or not (state.takes_room or state.types is not None):
+            return
+        room = self._cluster.capacities.room_for(spec)
+        state.room, state.barred, state.kind = room.by_type, room.barred, None
+        if state.barred or state.takes_room:
+            state.any_node, state.room_by_node = False, room.by_node
+        self._cluster.update_room([state])
 
     def state_as(self, spec: Job) -> JobState | None:
         """What a job becomes that asks for something else; None: it makes no sense on this cluster."""

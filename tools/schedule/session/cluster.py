@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pliant.schemas.checks import Capacities
 from pliant.schemas.cluster import MOST_OF_NODE, Cluster
+from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, node_states
 from pliant.tools.schedule.placement import FreeGpus
@@ -14,6 +16,16 @@ from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.session.changes import SessionChanges
 from pliant.tools.schedule.session.part import SessionPart
 from pliant.tools.schedule.session.quarantine import Quarantine, node_of
+
+
+class Timer(Protocol):
+    """What happens to nodes at certain times."""
+
+    next_s: float
+    """When the next of it is due."""
+
+    def pass_borders(self, now_s: float) -> None:
+        """Let all of it happen that is due."""
 
 
 @dataclass(slots=True)
@@ -26,6 +38,8 @@ class NodesState:
     """Drained nodes that are down, and since when."""
     changed: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """GPUs in service and whether the node is up, of nodes that differ from the cluster file."""
+    reserved: dict[str, bool] = field(default_factory=dict)
+    """Nodes that are drained for a reservation, and whether they were drained anyway."""
 
 
 class ClusterNodes(SessionPart[NodesState]):
@@ -56,6 +70,9 @@ class ClusterNodes(SessionPart[NodesState]):
         # GPUs of the nodes that are up.
         self.up_gpus = sum(node.gpus for node in self.nodes)
         self.index: Mapping[str, int] = {node.name: node.index for node in self.nodes}
+        # Nodes that reservations keep jobs from for now.
+        self.confined: dict[str, frozenset[str]] = {}
+        self.windows: Timer | None = None
         self._changes = changes
         self._quarantine = quarantine
 
@@ -66,6 +83,11 @@ class ClusterNodes(SessionPart[NodesState]):
             node.gpus, node.up = gpus, up
         self.free = FreeGpus(self.nodes)
         self.up_gpus = sum(node.gpus for node in self.nodes if node.up)
+
+    @property
+    def now_s(self) -> float:
+        """Present time on the caller's clock."""
+        return self._changes.now_s
 
     @property
     def drained(self) -> Mapping[str, bool]:
@@ -85,7 +107,15 @@ class ClusterNodes(SessionPart[NodesState]):
             self._changes.note_cpus()
             for until_s, slot in self._quarantine.expire(time_s):
                 self._put_back(slot, until_s)
+        if self.windows is not None and time_s >= self.windows.next_s:
+            self.windows.pass_borders(time_s)
         return time_s
+
+    def where(self, job: JobState) -> Job:
+        """The job as it may run now: it excludes nodes that reservations keep it from."""
+        if (names := self.confined.get(job.id)) is None:
+            return job.spec
+        return job.spec.model_copy(update={"exclude": (*job.spec.exclude, *sorted(names))})
 
     # Slots.
 
@@ -172,7 +202,7 @@ class ClusterNodes(SessionPart[NodesState]):
             nodes = zip(self.capacities.nodes, self.nodes, strict=True)
             capacities = Capacities([node for node, state in nodes if state.up], self.capacities)
         for job in demanding:
-            job.room_now = job.room if capacities is None else capacities.room(job.spec)
+            job.room_now = job.room if capacities is None else capacities.room(self.where(job))
 
 
 def is_of_gpu(slot: str) -> bool:

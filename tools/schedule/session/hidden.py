@@ -26,16 +26,19 @@ class HiddenJobs:
     """Jobs over the limit of their array, and the limit in words."""
     limited: dict[str, str] = field(default_factory=dict)
     """Jobs over their user's limit, and the limit in words."""
+    reserved: dict[str, str] = field(default_factory=dict)
+    """Jobs for which reservations leave too few nodes, and which ones, in words; whatever else hides them."""
     on_cpus: dict[str, bool] = field(default_factory=dict)
     """Active jobs that need no GPU. The session places them after the policy has decided."""
 
     @property
     def any(self) -> bool:
-        return bool(self.held or self.bound or self.limited or self.awaiting or self.in_line or self.on_cpus)
+        waits = self.limited or self.awaiting or self.in_line or self.reserved
+        return bool(self.held or self.bound or self.on_cpus or waits)
 
     def hides(self, job_id: str) -> bool:
         hidden = job_id in self.held or job_id in self.bound or job_id in self.on_cpus
-        return hidden or self.keeps_waiting(job_id)
+        return hidden or job_id in self.reserved or self.keeps_waiting(job_id)
 
     def keeps_waiting(self, job_id: str) -> bool:
         """Whether a job waits for another one or for room within a limit."""
@@ -51,7 +54,9 @@ class HiddenJobs:
         self.held.pop(job_id, None)
         self.bound.pop(job_id, None)
         self.on_cpus.pop(job_id, None)
+        self.reserved.pop(job_id, None)
 
     def must_wait(self) -> Iterator[str]:
         """Jobs that may hold no GPUs."""
-        return chain(self.held, self.awaiting, self.in_line, self.limited)
+        others = chain(self.held, self.awaiting, self.in_line, self.limited)
+        return iter(dict.fromkeys(chain(others, self.reserved)))

@@ -75,6 +75,8 @@ class Maintenance:
         """
         node, time_s = self._cluster.free.node(name), self._cluster.at(time_s)
         state = self._cluster.state
+        if name in state.reserved:
+            state.reserved[name] = True
         with self._rebound([job_id for job_id in self._jobs if self._is_on(job_id, name)], time_s):
             if name not in state.drained and not node.up:
                 state.vanished[name] = time_s
@@ -88,9 +90,22 @@ class Maintenance:
         :raises KeyError: there is no such node.
         """
         node, time_s = self._cluster.free.node(name), self._cluster.at(time_s)
-        if name in self._cluster.drained:
+        if name in self._cluster.state.reserved:
+            self._cluster.state.reserved[name] = False
+        elif name in self._cluster.drained:
             self._undrain(node, time_s)
         self._cluster.resume_slots(name, time_s)
+
+    def reserve(self, name: str, time_s: float) -> None:
+        """A node is drained until its reservation ends; its jobs leave it at the next decision."""
+        was_drained = name in self._cluster.drained
+        self.drain(name, time_s, now=True)
+        self._cluster.state.reserved[name] = was_drained
+
+    def return_reserved(self, name: str, time_s: float) -> None:
+        """The reservation of a node has ended."""
+        if not self._cluster.state.reserved.pop(name):
+            self._undrain(self._cluster.free.node(name), time_s)
 
     def _undrain(self, node: NodeState, time_s: float) -> None:
         name, state = node.name, self._cluster.state
@@ -168,17 +183,21 @@ class Maintenance:
 
         :param elastic: jobs may keep what they hold on other nodes.
         """
-        hidden, drained = self._hidden, self._cluster.drained
-        if not hidden.any and not drained:
+        hidden, drained, confined = self._hidden, self._cluster.drained, self._cluster.confined
+        if not hidden.any and not drained and not confined:
             return {}
         kept: dict[str, NodeGpus] = {job_id: () for job_id in hidden.must_wait() if self._jobs[job_id].gpus}
         leaving = {name for name, at_once in drained.items() if at_once}
-        for job_id, job in self._jobs.items() if leaving else ():
-            rest = tuple((name, count) for name, count in job.placement if name not in leaving)
-            if job_id in hidden.held or hidden.keeps_waiting(job_id) or rest == job.placement:
+        for job_id, job in self._jobs.items() if leaving or confined else ():
+            gone = leaving.union(confined.get(job_id, ()))
+            rest = tuple((name, count) for name, count in job.placement if name not in gone)
+            if job_id in hidden.held or hidden.keeps_waiting(job_id) or job_id in hidden.reserved:
+                continue
+            serves = any(name in confined.get(job_id, ()) for name, _ in job.servers)
+            if rest == job.placement and not serves:
                 continue
             gpus = gpus_of(rest)
-            stays = elastic and job.spec.elastic != "none" and gpus >= job.spec.min_gpus
+            stays = not serves and elastic and job.spec.elastic != "none" and gpus >= job.spec.min_gpus
             stays = stays and job.spec.gpus.allows(gpus) and job.beside is None
             kept[job_id] = rest if stays else ()
         return kept

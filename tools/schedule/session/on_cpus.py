@@ -7,7 +7,7 @@ GPUs counts once enough of them are free for it, on the nodes that they are on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pliant.schemas.checks import Amounts, Capacities, Constraint, fitting, servers_for
@@ -62,13 +62,18 @@ class CpuStarts:
         free: FreeGpus,
         capacities: Capacities,
         quarantine: Quarantine,
+        *,
+        confined: Mapping[str, frozenset[str]],
     ) -> None:
-        """:param nodes: that are up, those to be taken first first."""
+        """:param nodes: that are up, those to be taken first first.
+        :param confined: nodes that jobs may not use for now.
+        """
         self._nodes = nodes
         self._left = left
         self._free = free
         self._capacities = capacities
         self._quarantine = quarantine
+        self._confined = confined
         # By kind the first node that may have room.
         self._at: dict[_Kind, int] = {}
         self._awaited: dict[_Awaited, None] = {}
@@ -95,7 +100,8 @@ class CpuStarts:
 
     def _place(self, job: JobState) -> NodeState | None:
         """Book a node for a job; None if it has to wait."""
-        hidden, demand = frozenset(self._quarantine.hidden_from(job.id)), job.spec.resources.worker
+        hidden = frozenset(self._quarantine.hidden_from(job.id)) | self._confined.get(job.id, frozenset())
+        demand = job.spec.resources.worker
         kind = _Kind(self._capacities.constraint_of(job.spec), tuple(demand.items()), hidden)
         for at in range(self._at.get(kind, 0), len(self._nodes)):
             node = self._nodes[at]

@@ -53,7 +53,9 @@ def session_on(
     new.cluster.restore(_nodes(new.cluster.nodes, old, nodes.state))
     if new.learned is not None and before.learned is not None:
         new.learned.restore(copy.deepcopy(before.learned.state))
-    new.admission.restore(copy.deepcopy(before.hidden))
+    hidden = copy.deepcopy(before.hidden)
+    hidden.reserved.clear()  # the reservations of the new cluster say so at its first decision
+    new.admission.restore(hidden)
     new.book.restore(copy.copy(before.book.state))
     new.book.ended = before.book.ended
     new.jobs.update((job.id, _job(new, job)) for job in before.jobs.values())
@@ -89,13 +91,15 @@ def _quarantine(state: QuarantineState, same: Container[str]) -> QuarantineState
 
 def _nodes(nodes: Sequence[NodeState], old: Mapping[str, NodeState], state: NodesState) -> NodesState:
     """How nodes differ from the new file: what is down or drained stays so, and slots in quarantine."""
+    held = {name for name, anyway in state.reserved.items() if not anyway}
     changed = {}
     for node in (node for node in nodes if node.name in old):
         was = old[node.name]
         gpus = was.gpus if was.made_gpus == node.made_gpus else node.gpus
-        if (gpus, was.up) != (node.gpus, True):
-            changed[node.name] = gpus, was.up
-    there = {node.name for node in nodes}
+        up = was.up or (node.name in held and node.name not in state.vanished)
+        if (gpus, up) != (node.gpus, True):
+            changed[node.name] = gpus, up
+    there = {node.name for node in nodes} - held
     return NodesState(
         {name: now for name, now in state.drained.items() if name in there},
         {name: since_s for name, since_s in state.vanished.items() if name in there},

@@ -35,6 +35,7 @@ from pliant.tools.schedule.session.maintenance import Maintenance
 from pliant.tools.schedule.session.part import SessionPart
 from pliant.tools.schedule.session.policy_host import PolicyHost, lazy_rng
 from pliant.tools.schedule.session.quarantine import Quarantine
+from pliant.tools.schedule.session.windows import Windows
 from pliant.tools.schedule.snapshot import ENDS, Change, Snapshot
 
 if TYPE_CHECKING:
@@ -111,6 +112,9 @@ class Session:
             self.quota = TeamQuota(policy, self.usage, nodes.nodes, nodes.speeds, nodes.capacities)
         self.allocator = Allocator(self.cluster, self.jobs, self.usage)
         self.maintenance = Maintenance(self.cluster, self.jobs, self.allocator, self.changes, self.hidden)
+        rigid = policy.traits.elasticity == "none"
+        self.windows = Windows(self.cluster, self.book, self.maintenance, self.hidden, rigid=rigid)
+        self.cluster.windows = self.windows
         self.policy_host = PolicyHost(
             policy,
             self.cluster,
@@ -240,6 +244,8 @@ class Session:
         ended[job_id] = state
         if outcome != "finished" and job_id in ended:  # which may forget it
             self.book.outcomes[job_id] = outcome
+        if self.windows.any:
+            self.windows.release(state)
         if not some_hidden:
             self.changes.show(outcome, time_s, state)
             return state
@@ -325,6 +331,7 @@ class Session:
         if job_id not in self.hidden.held and job_id not in self.hidden.bound:
             self.admission.readmit(job, time_s, more=job.requested > before)
         job.is_pinned = self.pins(job.spec)
+        self.windows.release(job)
 
     # What they hold.
 
@@ -397,6 +404,7 @@ class Session:
 
     def _decide_once(self, time_s: float) -> list[Transition]:
         host, log, decided = self.policy_host, self.changes, self.decided
+        confined = self.windows.confine(time_s) if self.windows.any else []
         freed, learns = self._evict(time_s) if self._some_must_leave else [], host.learns
         if learns:
             host.foresee(time_s)
@@ -406,11 +414,15 @@ class Session:
         seen = host.snapshot(time_s)
         if decided.refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*decided.refused, *seen.changes))
+        if confined:
+            seen = seen._replace(changes=(*seen.changes, *confined))
         decision = host.decide(seen)
         decided.refused, decided.kept_until_s = [], {}
         log.seen += len(log.entries)
         log.entries.clear()
         decided.due_s = decision.ask_again_s
+        if self.windows.next_s < math.inf:
+            decided.decide_by(self.windows.next_s)
         decided.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
         decided.admissions = decision.admissions
         decided.outlasts_ends = decision.outlasts_ends and decided.due_s is None and not learns
@@ -545,7 +557,7 @@ class Session:
     def _some_must_leave(self) -> bool:
         """Whether jobs may have to give up GPUs before the policy is asked."""
         shared = self.quota is not None or not self._separated
-        return shared or bool(self.cluster.state.drained) or self.hidden.any
+        return shared or bool(self.cluster.state.drained or self.cluster.confined) or self.hidden.any
 
     def _evict(self, time_s: float) -> list[Transition]:
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
@@ -593,8 +605,10 @@ class Session:
         """Let a fresh policy resume from a saved state: it then sees only later changes.
 
         Returns False, and shows the policy all of the history, if the state is empty, another policy's,
-        of another version, or newer than this session.
+        of another version, or newer than this session; or if the cluster has reservations, for what they
+        have kept from jobs since is not in a log.
         """
+        saved = None if self.windows.any else saved
         return self.policy_host.restore_state(saved, ChainMap(self.jobs, self.book.ended))
 
 

@@ -78,6 +78,12 @@ def test_users_do_only_what_their_rights_allow(run: Shared) -> None:
     assert "only operators drain nodes" in run.refused(LEA, f"drain {NODE}")
     cluster = StateDir(run.state).cluster
     assert "only operators change the cluster" in run.refused(LEA, "reload -", stdin=cluster.read_text())
+    span = "--from +1h --until +1h"
+    assert "only operators reserve nodes" in run.refused(LEA, f"reserve {NODE} {span} --for {LEA}")
+    made = run.by(OPS, f"reserve {NODE} {span} --for {LEA}")
+    assert made.stdout.startswith(f"reservation {LEA}-1: {NODE} from "), made.stderr
+    assert f"for user {LEA}, by {OPS} (to come)" in run.by(ADA, "reserve --list").stdout
+    assert run.by(OPS, f"reserve --cancel {LEA}-1").stdout == f"reservation {LEA}-1 ends\n"
     assert run.by(OPS, f"drain {NODE} --reason fans").exit_code == 0
     until(lambda: "fans" in run.by(ADA, "status").stderr)
     events = [each for each in read_events(StateDir(run.state).events) if each.event == "drain"]

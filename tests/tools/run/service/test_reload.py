@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.parts.chaos.world import World
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, NodeReservation
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_cluster
-from pliant.tools.run.service.reload import HOLDER, ClusterFile, order_reload
+from pliant.tools.run.backends.slurm.parsing import reservations
+from pliant.tools.run.service.reload import HOLDER, ClusterFile, order_reload, order_reservation
 from pliant.tools.run.service.run import Interrupts
 from pliant.tools.run.service.submit import order_nodes
 from pliant.tools.run.statedir.directory import Account
@@ -173,3 +174,89 @@ def test_sighup_asks_for_the_file_again() -> None:
     with Interrupts(reloads=True) as interrupts:
         signal.raise_signal(signal.SIGHUP)
         assert (interrupts.reload_due, interrupts.received) == (True, [])
+
+
+def reserve(world: World, begin: float, *, end: float = 600.0, name: str = "new", **more: Any) -> list[str]:
+    """Node n0, from and until so many seconds from now."""
+    now_s = world.clock.wall()
+    made = NodeReservation(name=name, nodes=("n0",), begin=now_s + begin, end=now_s + end, **more)
+    return order_reservation(world.dirs.path, made)
+
+
+def test_jobs_leave_before_a_reservation_and_come_back(world: World) -> None:
+    world.ask("c", 1, samples=200.0)
+    lines = reserve(world, 60.0, notice_seconds=30.0, end=150.0)
+    assert [line for line in lines if "reservation maintenance-1: n0 from" in line]
+    assert any(line.startswith("job a must leave these nodes at") for line in lines)
+    begin_s = world.clock.wall() + 60.0
+    world.turn_until(lambda: not world.slots("a"))
+    world.kill_loop(3)
+    world.turn_until(lambda: world.clock.wall() > begin_s)
+    assert "n0" not in {slot.partition("/")[0] for job in "abc" for slot in world.slots(job)}
+    world.turn_until(lambda: not read_log(world.dirs.path).active)
+    assert "n0" in {
+        name for each in world.events("start", "resume", "grow") for name, _ in each.placement or ()
+    }
+    world.check()
+
+
+def test_a_file_keeps_what_was_reserved_by_hand(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", world.clock.wall)
+    reserve(world, 1e6, end=2e6)
+    reserve(world, 1e6, end=2e6, name="y", users=("ann",))
+    world.turn()
+    world.turn()
+    world.go_on_with(nodes(N0, {**N1, "labels": {"rack": "r"}}))
+    world.turn()
+    spec = read_cluster(world.dirs.cluster)
+    assert [(each.name, bool(each.made_by)) for each in spec.reservations] == [
+        ("maintenance-1", True),
+        ("y", True),
+    ]
+    assert world.go_on_with(nodes(N0, {**N1, "labels": {"rack": "r"}})) == []
+    assert order_reservation(world.dirs.path, "y") == ["reservation y ends"]
+    world.turn()
+    assert [each.name for each in read_cluster(world.dirs.cluster).reservations] == ["maintenance-1"]
+    world.check_agreement()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("x", "has no reservation x"),
+        ("own", "reservation own is in the cluster file: take it out there, and pliant reload"),
+        ("hers", r"reservation hers is Slurm's: scontrol delete reservation=hers"),
+        (NodeReservation(name="own", nodes=("n0",), begin=1, end=2), "reservation own is there already"),
+        (NodeReservation(name="z", nodes=("n9",), begin=1, end=2), "the cluster has no node n9"),
+    ],
+)
+def test_reservations_that_make_no_sense_are_refused(
+    tmp_path: Path, change: NodeReservation | str, message: str
+) -> None:
+    own = {"name": "own", "nodes": ("n0",), "begin": 1e10, "end": 2e10}
+    world = World(
+        tmp_path, 1, nodes=nodes(N0, reservations=(own, {**own, "name": "hers", "made_by": "slurm"}))
+    )
+    world.turn()
+    with pytest.raises(UsageError, match=message):
+        order_reservation(world.dirs.path, change)
+    world.close()
+
+
+def test_slurms_own_reservations_become_windows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_s = world.clock.wall() + 40.0
+    line = "ReservationName={} StartTime={:.0f} EndTime={:.0f} Duration=x Nodes=n0,far Flags=MAINT Users=root"
+    text = (
+        line.format("m", begin_s, begin_s + 1e6)
+        + "\nReservationName=lic StartTime=1 EndTime=2 Nodes=(null)\n"
+    )
+    said = [reservations(text)]
+    monkeypatch.setattr(world.nodes, "reservations", lambda: said[0], raising=False)
+    world.turn_until(lambda: read_cluster(world.dirs.cluster).reservations)
+    (found,) = read_cluster(world.dirs.cluster).reservations
+    assert (found.name, found.nodes, found.made_by, found.begin) == ("m", ("n0",), "slurm", int(begin_s))
+    world.turn_until(lambda: world.clock.wall() > begin_s and not world.slots("a"))
+    said[0] = []
+    world.turn_until(lambda: not read_cluster(world.dirs.cluster).reservations)
+    world.turn_until(lambda: not read_log(world.dirs.path).active)
+    assert len(world.events("reload")) == 2

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.cluster import Cluster, Node, NodeReservation
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import (
@@ -124,6 +124,10 @@ class SlurmBackend:
         self._look()
         view = self._controller.first()
         return [self._info(node, view.nodes.get(name)) for name, node in self._nodes.items()]
+
+    def reservations(self) -> Sequence[NodeReservation] | None:
+        """As :meth:`.commands.Controller.reservations`."""
+        return self._controller.reservations(self._cluster.slurm.reservation)
 
     def change_cluster(self, cluster: Cluster) -> None:
         """Go on with other nodes; leases of those that are gone end."""

@@ -23,11 +23,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.cluster import Cluster, Node, SlurmOptions
+from pliant.schemas.cluster import Cluster, Node, NodeReservation, SlurmOptions
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.backends.protocol import Credentials, Handle, Unit
 from pliant.tools.run.backends.slurm import parsing
@@ -185,6 +186,10 @@ def squeue_steps(user_id: int) -> tuple[str, ...]:
 def show_nodes(names: Iterable[str] = ()) -> tuple[str, ...]:
     wanted = ",".join(names)
     return "scontrol", "--oneliner", "--all", "show", "node", *((wanted,) if wanted else ())
+
+
+def show_reservations() -> tuple[str, ...]:
+    return "scontrol", "--oneliner", "--all", "show", "reservation"
 
 
 def show_partitions() -> tuple[str, ...]:
@@ -392,6 +397,10 @@ POLL_INTERVAL_S: Final = 1.0
 """Seconds between two polls of jobs and steps."""
 NODES_S: Final = 5.0
 """Seconds between two polls of the nodes."""
+RESERVATIONS_S: Final = 30.0
+"""Seconds between two polls of the reservations."""
+TIME_FORMAT: Final = {"SLURM_TIME_FORMAT": "%s"}
+"""How Slurm prints times: as seconds since the epoch."""
 _log = logging.getLogger("pliant")
 
 
@@ -405,6 +414,8 @@ class ControllerView:
     steps: Mapping[str, SlurmStep] = field(default_factory=dict)
     """Steps by job id of the lease and name: ``7/resnet.2.0``."""
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
+    reservations: Sequence[NodeReservation] | None = None
+    """None: Slurm has not said."""
 
 
 class Controller:
@@ -420,7 +431,7 @@ class Controller:
         # Whether jobs of other accounts are looked for, too.
         self.of_all = False
         self._nodes = tuple(nodes)
-        self._nodes_s = float("-inf")
+        self._nodes_s = self._reservations_s = float("-inf")
         self._look_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._warned = False
@@ -469,7 +480,8 @@ class Controller:
             return
         self.failure = ""
         by_name = {f"{step.job_id}/{step.name}": step for step in steps}
-        self.view = ControllerView(queried_s, jobs, by_name, nodes)
+        reserved = self._ask_for_reservations(queried_s)
+        self.view = ControllerView(queried_s, jobs, by_name, nodes, reserved)
 
     def _ask_for_nodes(self, queried_s: float) -> Mapping[str, SlurmNode]:
         if not self._nodes:
@@ -479,6 +491,22 @@ class Controller:
         wanted, listed = set(self._nodes), parsing.nodes(ask(show_nodes()))
         self._nodes_s = queried_s
         return {node.name: node for node in listed if node.name in wanted}
+
+    def _ask_for_reservations(self, queried_s: float) -> Sequence[NodeReservation] | None:
+        """As Slurm said last; they are not what a look fails for."""
+        known = None if self.view is None else self.view.reservations
+        if queried_s - self._reservations_s < RESERVATIONS_S:
+            return known
+        self._reservations_s = queried_s
+        with suppress(ServiceMissingError):
+            known = parsing.reservations(ask(show_reservations(), more=TIME_FORMAT))
+        return known
+
+    def reservations(self, own: str | None) -> Sequence[NodeReservation] | None:
+        """All reservations but the one that the jobs are in. Returns None if Slurm has not said."""
+        if self.view is None or self.view.reservations is None:
+            return None
+        return [each for each in self.view.reservations if each.name != own]
 
     def _warn(self) -> None:
         if self.failure and not self._warned:

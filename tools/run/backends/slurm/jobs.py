@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, NodeReservation
 from pliant.schemas.errors import PliantError
 from pliant.tools.profile.torchrun.start import node_environment
 from pliant.tools.run.backends.protocol import (
@@ -116,6 +116,10 @@ class SlurmJobsBackend:
             NodeInfo(node.name, node.gpus, devices=tuple(map(str, range(node.gpus))) if gpus else None)
             for node in self._cluster.expanded()
         ]
+
+    def reservations(self) -> Sequence[NodeReservation] | None:
+        """As :meth:`.commands.Controller.reservations`."""
+        return self._controller.reservations(self._cluster.slurm.reservation)
 
     def change_cluster(self, cluster: Cluster) -> None:
         self._cluster = cluster

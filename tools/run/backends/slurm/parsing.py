@@ -6,9 +6,13 @@ They read text for people, as ``--json`` is an option of the build and changes w
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
+
+from pliant.schemas.cluster import NodeReservation
+from pliant.schemas.quantities import read_time
 
 _PAIR: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?::[A-Z][A-Za-z]*)?)=")
 _GPUS: Final = re.compile(
@@ -165,6 +169,26 @@ def partitions(text: str) -> list[SlurmPartition]:
         for row in rows
         if "PartitionName" in row
     ]
+
+
+def reservations(text: str) -> list[NodeReservation]:
+    """What ``scontrol --oneliner show reservation`` printed of those with nodes, times in seconds."""
+    read = []
+    for row in map(_fields, text.splitlines()):
+        nodes = host_names(row.get("Nodes", ""))
+        with suppress(KeyError, ValueError):  # one that is none here: without nodes, or without an end
+            begin_s, end_s = read_time(row["StartTime"]), read_time(row["EndTime"])
+            read.append(
+                NodeReservation(
+                    name=row["ReservationName"],
+                    nodes=tuple(nodes),
+                    begin=begin_s,
+                    end=end_s,
+                    reason=row.get("Comment", ""),
+                    made_by="slurm",
+                )
+            )
+    return sorted(read, key=lambda each: each.name)
 
 
 def topology(text: str) -> dict[str, dict[str, str]]:
