@@ -1,4 +1,4 @@
-"""Clusters that run for months: changes of a living cluster, notices, and bills of millions of jobs.
+"""Clusters that run for months: changes, reservations, leases on demand, notices, bills of millions of jobs.
 
 Changes are made under load: the real loop on simulated nodes, jobs that come and train meanwhile, and
 launchers that are killed now and then. A job is lost that does not finish in the end.
@@ -20,6 +20,7 @@ from benchmarks.parts.dashboard import queries_without_data
 from benchmarks.parts.fault_sequences import silent
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
+from benchmarks.parts.slurm_leases import leases_idle_over_limit, leases_left
 from benchmarks.parts.windows import window_overruns
 from pliant.schemas.cluster import Notify
 from pliant.schemas.event import Event
@@ -30,6 +31,7 @@ from pliant.tools.run.statedir.directory import StateDir
 
 MEASURES: Final = (
     "tools/run/service",
+    "tools/run/backends/slurm/backend.py",
     "tools/schedule/session",
     "tools/report/usage.py",
     "examples/monitoring",
@@ -37,6 +39,8 @@ MEASURES: Final = (
 
 CHANGES: Final = 100
 WINDOWS: Final = 500
+LEASES: Final = 50
+KILLS: Final = 20
 JOBS: Final = 3_000_000
 NOTICES: Final = 1000
 _BLOCK: Final = 20_000
@@ -58,6 +62,14 @@ def reloads(changes: int = CHANGES) -> list[Figure]:
 def windows(count: int = WINDOWS) -> list[Figure]:
     """Jobs on reserved nodes that are not theirs, and jobs that never end, in so many replays."""
     return [Figure("window_overruns", float(window_overruns(count)), "of 500 replays", 0.0)]
+
+
+def leases(count: int = LEASES, kills: int = KILLS) -> list[Figure]:
+    """Stories with a lease that idles for too long, and leases that kills of the launcher leave behind."""
+    return [
+        Figure("leases_idle_over_limit", float(leases_idle_over_limit(count)), "of 50 stories", 0.0),
+        Figure("leases_left", float(leases_left(kills)), "after 20 stories with kills", 0.0),
+    ]
 
 
 def notices(count: int = NOTICES) -> list[Figure]:
@@ -82,6 +94,7 @@ def dashboards() -> list[Figure]:
 PARTS: Final[dict[str, Part]] = {
     "reloads": reloads,
     "windows": windows,
+    "leases": leases,
     "notices": notices,
     "bills": bills,
     "dashboard": dashboards,
@@ -90,7 +103,7 @@ PARTS: Final[dict[str, Part]] = {
 
 def smallest() -> list[Figure]:
     """Those without a test of their own that needs services."""
-    return [*reloads(3), *windows(10), *notices(5), *bills(1000)]
+    return [*reloads(3), *windows(10), *leases(2, 2), *notices(5), *bills(1000)]
 
 
 def _lost(folder: Path, changes: int) -> tuple[int, int]:

@@ -306,6 +306,30 @@ class Notify(Record):
         return self.command[0] if self.command else self.url_file or "its url"
 
 
+class LeaseLimits(Record):
+    """How many nodes are leased, and for how long without a job."""
+
+    min_nodes: NonNegativeInt = 0
+    """Nodes that are kept from the first job on."""
+    max_nodes: Annotated[int, Field(gt=0)] | None = None
+    """The most nodes at a time. Default: all."""
+    idle_seconds: NonNegativeFloat = 300.0
+    """A node on which nothing runs is given back after this time."""
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> Self:
+        if self.max_nodes is not None and self.min_nodes > self.max_nodes:
+            raise broken_rule(f"{self.min_nodes} is above max_nodes {self.max_nodes}", "/min_nodes")
+        return self
+
+
+class LeaseRule(LeaseLimits):
+    """Leases follow the jobs. Its limits are for the nodes that are in none of its partitions."""
+
+    partitions: dict[SlurmWord, LeaseLimits] = Field(default_factory=dict)
+    """Limits for the nodes of a partition of Slurm, which are leased there; of several the first counts."""
+
+
 class SlurmOptions(Record):
     """How nodes are asked for where the backend is Slurm."""
 
@@ -324,6 +348,8 @@ class SlurmOptions(Record):
     """Ask for whole nodes; otherwise for the GPUs (or CPU slots), cpus and memory that the file names."""
     options: tuple[SbatchOption, ...] = ()
     """Further options of sbatch: "--constraint=ib"."""
+    leases: LeaseRule | None = None
+    """Take leases when jobs need them, and give them back. Default: the first job leases all nodes."""
     notice_seconds: Annotated[float, Field(gt=0, le=65_535)] | None = None
     """How long before a time limit Slurm announces the end (--signal=USR1@…), so that jobs leave the node
     while they train, or save. Default: not at all."""
@@ -340,6 +366,8 @@ class SlurmOptions(Record):
 
 
 Time = Annotated[NonNegativeFloat, Moment()]
+OF_SLURM: Final = "Slurm's own"
+"""Maker of reservations that Slurm has; no account has this name."""
 
 
 class NodeReservation(Record):
@@ -361,7 +389,7 @@ class NodeReservation(Record):
     """How long before its begin the jobs that can save leave; the others may end there until it begins."""
     reason: PlainText = ""
     made_by: PlainText = ""
-    """Who made it with ``pliant reserve``, or "slurm"; a changed cluster file leaves it as it is."""
+    """Who made it with ``pliant reserve``, or "Slurm's own"; a changed cluster file leaves it as it is."""
 
     @model_validator(mode="after")
     def _lasts(self) -> Self:
@@ -433,6 +461,12 @@ class Cluster(Record):
         return self
 
     @model_validator(mode="after")
+    def _has_leases(self) -> Self:
+        if self.slurm.leases is not None and self.backend == "slurm-jobs":
+            raise broken_rule('is for the backend "slurm": this one leases no nodes', "/slurm/leases")
+        return self
+
+    @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         seen: set[str] = set()
         for index, node in enumerate(self.nodes):
@@ -452,6 +486,9 @@ class Cluster(Record):
             if unknown := [name for name in each.nodes if name not in there]:
                 text = f"the cluster has no node {unknown[0]!r}"
                 raise broken_rule(text, f"/reservations/{index}/nodes")
+            if each.teams and self.shares is None:
+                text = f"names team {each.teams[0]!r}, and no teams share the cluster"
+                raise broken_rule(text, f"/reservations/{index}/teams")
             seen.add(each.name)
         return self
 
@@ -483,9 +520,10 @@ class Cluster(Record):
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
         has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take, or that
-        jobs are not isolated. 5: GPUs have prices, or it says who is notified. 6: it has reservations.
+        jobs are not isolated. 5: GPUs have prices, or it says who is notified. 6: it has reservations, or
+        leases that follow the jobs.
         """
-        if self.reservations:
+        if self.reservations or self.slurm.leases is not None:
             return 6
         if self.price or self.notify:
             return 5

@@ -101,10 +101,10 @@ says when it is retried, names its launcher, tasks, Python, container or output,
 nodes it may run, or needs no GPU. cluster: 1, nodes name their devices and the cluster says how Slurm is
 asked; 2, nodes state further capacities; 3, teams share it, Slurm gives notice, idle jobs or stragglers have
 a rule, its network has levels; 4, it says whose GPUs policies may take; 5, GPUs have prices, or it says who
-is notified; 6, it has reservations. schedule: 1, as cluster 1, which it holds; 2, the work of jobs may be
-predicted; 3, as cluster 2, and jobs hold parameter servers and future time slots, or share GPUs; 4, as job 2;
-5, as job 3; 6, as job 4 and cluster 3; 7, as job 5; 8, as job 6; 9, as job 7; 10, as cluster 4 and job 8.
-metrics: 1, runs have steps; 2, they have teams.
+is notified; 6, it has reservations, or its leases follow the jobs. schedule: 1, as cluster 1, which it holds;
+2, the work of jobs may be predicted; 3, as cluster 2, and jobs hold parameter servers and future time slots,
+or share GPUs; 4, as job 2; 5, as job 3; 6, as job 4 and cluster 3; 7, as job 5; 8, as job 6; 9, as job 7; 10,
+as cluster 4 and job 8. metrics: 1, runs have steps; 2, they have teams.
 """
 _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 

@@ -196,6 +196,28 @@ def test_options_of_slurm_leave_its_jobs_to_be_found(option: str, is_ours: bool)
         assert io.read_cluster("cluster.json").slurm.options == ("-G1", option)
 
 
+RESERVED = '"reservations": [{"name": "r", "nodes": ["a"], "begin": "2026-12-24T08:00:00Z", "end": %s}]'
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        (RESERVED % '"2026-12-24T09:00:00+01:00"', "/reservations/0/end: is not after its begin"),
+        (RESERVED % 5, "/reservations/0/end: is not after its begin"),
+        (RESERVED % '"at noon"', "/reservations/0/end: \"at noon\" is wrong: value error, expected seconds, or a date like 2026-03-01 or 2026-03-01T08:30"),
+        (RESERVED % '2e9, "teams": ["t"]', "/reservations/0/teams: names team 't', and no teams share the cluster"),
+        (RESERVED.replace('["a"]', "[]") % 2e9, "/reservations/0/nodes: names no node"),
+        (RESERVED.replace('["a"]', '["b"]') % 2e9, "/reservations/0/nodes: the cluster has no node 'b'"),
+        (RESERVED.replace("[{", '[{"name": "r", "nodes": ["a"], "begin": 1, "end": 2}, {') % 2e9, "/reservations/1/name: reservation 'r' is there twice"),
+        ('"slurm": {"leases": {"min_nodes": 2, "max_nodes": 1}}', "/slurm/leases/min_nodes: 2 is above max_nodes 1"),
+        ('"backend": "slurm-jobs", "slurm": {"leases": {}}', '/slurm/leases: is for the backend "slurm": this one leases no nodes'),
+    ],
+)  # fmt: skip
+def test_reservations_and_leases_can_be_wrong(rest: str, expected: str) -> None:
+    text = '{"nodes": [{"name": "a", "gpus": 1}], ' + rest + "}"
+    assert problems(io.read_cluster, text, "cluster.json") == [f"cluster.json:1: {expected}"]
+
+
 SCHEDULE = '{"schema": "pliant.schedule/1", "time": 0, "policy": {"name": "p"}, "cluster": {"nodes": []}'
 
 

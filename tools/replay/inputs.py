@@ -43,7 +43,7 @@ from pliant.schemas.job import (
 from pliant.schemas.job_table import JobTable, in_order, jobs_that, one_of_each
 from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import Assumption
-from pliant.schemas.text import counted, listed
+from pliant.schemas.text import EPOCH_LIKE_S, counted, listed
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.engine.costs import unstated_costs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
@@ -265,6 +265,7 @@ def assumed(
         *weights_ignored(jobs_that(lambda job: job.weight != 1.0, inputs.jobs), policy),
         *demands_unlimited(jobs_that(lambda job: job.resources.worker, inputs.jobs), inputs.cluster),
         *_own_cluster(inputs),
+        *_dated_reservations(inputs),
         *inputs.types_assumed,
         *nothing_to_resize(one_of_each(inputs.jobs), policy),
         *(
@@ -282,6 +283,13 @@ def _own_cluster(inputs: Inputs) -> Iterator[Assumption]:
         nodes = counted(len(inputs.cluster.expanded()), "node")
         text = f"no --cluster: it has {nodes} of {NODE_GPUS} GPUs, for what the trace holds at a time"
         yield Assumption(kind="recording", text=text)
+
+
+def _dated_reservations(inputs: Inputs) -> Iterator[Assumption]:
+    dated = [each.name for each in inputs.cluster.reservations if each.begin >= EPOCH_LIKE_S]
+    if dated and all(job.submit_time < EPOCH_LIKE_S for job in inputs.jobs[-1:]):
+        text = f"the trace counts seconds from 0, so reservations with dates never begin: {listed(dated)}"
+        yield Assumption(kind="unused_option", text=text)
 
 
 def _costs(inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster) -> Iterator[Assumption]:

@@ -204,6 +204,11 @@ class Executor:
         self.nodes = {node.name: node for node in self.backend.nodes()}
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
+    def expect_jobs(self, *, waiting: bool) -> None:
+        """Let the backend know whether jobs wait, if nodes come and go by that."""
+        if hasattr(self.backend, "jobs_wait"):
+            self.backend.jobs_wait = waiting
+
     @property
     def busy_nodes(self) -> set[str]:
         """Nodes on which something runs, or is to."""

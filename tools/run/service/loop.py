@@ -418,10 +418,11 @@ class Loop:
         own = log.next_cluster or (None if log.info is None else log.info.cluster)
         if self.reload is None and ordered is not None and own is not None:
             self.reload = ordered_file(ordered, own)
-        if self.reload is None and self._decisions is not None and self.clock() >= self.again_s:
-            self.reload = cluster_without_left_nodes(log, self.executor.busy_nodes) or file_with_slurms(
-                self.executor.backend, log
-            )
+        may_reload = self.reload is None and self._decisions is not None and self.clock() >= self.again_s
+        if may_reload and log.next_cluster is not None:
+            self.reload = cluster_without_left_nodes(log, log.next_cluster, self.executor.busy_nodes)
+        if may_reload and self.reload is None:
+            self.reload = file_with_slurms(self.executor.backend, log)
         return happened, stopped
 
     def take_over(self, before: Loop) -> None:
@@ -499,6 +500,7 @@ class Loop:
         self.state.record(events)
         self._schedule_file.write(schedule)
         self.executor.targets.apply(slots)
+        self.executor.expect_jobs(waiting=bool(schedule.waiting))
 
     def _complete(self, schedule: Schedule, seconds: float | None) -> Schedule:
         """A decision's schedule, with the jobs still to come."""

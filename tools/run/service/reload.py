@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.checks import constraint_of
-from pliant.schemas.cluster import Cluster, Node, NodeReservation
+from pliant.schemas.cluster import OF_SLURM, Cluster, Node, NodeReservation
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.events import Held, Reloaded, Unheld, row_of
@@ -36,8 +36,6 @@ from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds, throughput_for
 from pliant.tools.schedule.registry import make_policy
 
-SLURM: Final = "slurm"
-"""Who has made the reservations that Slurm has."""
 HOLDER: Final = "pliant reload"
 """Holder of jobs for which a new cluster has no place; a later one releases them."""
 _FIXED: Final = ("backend", "slots")
@@ -66,17 +64,17 @@ class ClusterFile:
     """What it changes, in words, where that is known."""
 
 
-def cluster_without_left_nodes(log: RunLog, busy: Set[str]) -> ClusterFile | None:
+def cluster_without_left_nodes(log: RunLog, following: Cluster, busy: Set[str]) -> ClusterFile | None:
     """The next cluster once nothing is left on a node that it does not have, or not as it is.
 
     :param busy: nodes on which something runs.
     """
     held = {name for job in log.active.values() for name, _ in job.placement}
-    if log.next_cluster is None or (held | busy).issuperset(log.leaving):
+    if (held | busy).issuperset(log.leaving):
         return None
     drains = [log.drained[name] for name in log.leaving if name in log.drained]
     user, now = next((drain.user for drain in drains), ""), any(drain.now for drain in drains)
-    return ClusterFile(log.next_cluster, "the new cluster", user=user, now=now)
+    return ClusterFile(following, "the new cluster", user=user, now=now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +205,16 @@ def order_reservation(
     :param change: one without a name of its own ("new") gets one.
     :raises UsageError: it names nodes that are not there, or a reservation that is not, or is there already.
     """
-    dirs, log = StateDir(state.resolve()), read_log(state)
-    if log.info is None or not dirs.schedule.exists():
-        raise UsageError(f"{state}: no run has begun there: reservations can be in its cluster file")
+    dirs = StateDir(state.resolve())
+    if not dirs.schedule.exists():
+        raise _no_run_reserves(state)
     schedule, spool = read_schedule(dirs.schedule), Spool(dirs)
     with spool.locked():
+        requests, log = spool.requests(), read_log(state)  # the log has what is no request any more
+        if log.info is None:
+            raise _no_run_reserves(state)
         own = log.next_cluster or log.info.cluster
-        for request in spool.requests():
+        for request in requests:
             if request.order is not None and request.order.changes_cluster:
                 own = changed_cluster(request.order, own)
         if isinstance(change, str):
@@ -229,6 +230,10 @@ def order_reservation(
         if not dry_run:
             spool.give([order])
     return [*plan.changes, *plan.effects]
+
+
+def _no_run_reserves(state: Path) -> UsageError:
+    return UsageError(f"{state}: no run has begun there: reservations can be in its cluster file")
 
 
 NEW: Final = "new"
@@ -257,7 +262,7 @@ def _check_ends(name: str, own: Cluster, state: Path) -> None:
         raise UsageError(f"{state} has no reservation {name}; {near or 'pliant reserve --list lists them'}")
     if not found.made_by:
         raise UsageError(f"reservation {name} is in the cluster file: take it out there, and pliant reload")
-    if found.made_by == SLURM:
+    if found.made_by == OF_SLURM:
         raise UsageError(f"reservation {name} is Slurm's: scontrol delete reservation={name}")
 
 
@@ -302,18 +307,18 @@ def file_with_slurms(backend: Backend, log: RunLog) -> ClusterFile | None:
     found: Sequence[NodeReservation] | None = None if reservations is None else reservations()
     if found is None or log.info is None:
         return None
-    own, there = log.next_cluster or log.info.cluster, _named(log.info.cluster)
-    others = tuple(each for each in own.reservations if each.made_by != SLURM)
+    own = log.next_cluster or log.info.cluster
+    there, others = _named(own), tuple(each for each in own.reservations if each.made_by != OF_SLURM)
     taken = {each.name for each in others}
     known = [
         each.model_copy(update={"nodes": nodes})
         for each in found
         if each.name not in taken and (nodes := tuple(name for name in each.nodes if name in there))
     ]
-    if [each for each in own.reservations if each.made_by == SLURM] == known:
+    if [each for each in own.reservations if each.made_by == OF_SLURM] == known:
         return None
     cluster = own.model_copy(update={"reservations": (*others, *known)})
-    return ClusterFile(cluster, "Slurm's reservations", user=SLURM, lines=_lines_of(known))
+    return ClusterFile(cluster, "Slurm's reservations", user=OF_SLURM, lines=_lines_of(known))
 
 
 def _lines_of(known: Sequence[NodeReservation]) -> tuple[str, ...]:

@@ -40,8 +40,8 @@ class Window:
 
     def admits(self, job: Job, cluster: Cluster) -> bool:
         """Whether a job may run in it."""
-        named = cluster.shares is not None and cluster.shares.team_of(job) in self.of.teams
-        return named or job.team in self.of.teams or job.user in self.of.users
+        shares = cluster.shares
+        return job.user in self.of.users or (shares is not None and shares.team_of(job) in self.of.teams)
 
 
 class Windows:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.parts.chaos.world import World
-from pliant.schemas.cluster import Cluster, NodeReservation
+from pliant.schemas.cluster import OF_SLURM, Cluster, NodeReservation
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_cluster
 from pliant.tools.run.backends.slurm.parsing import reservations
@@ -235,7 +235,7 @@ def test_reservations_that_make_no_sense_are_refused(
 ) -> None:
     own = {"name": "own", "nodes": ("n0",), "begin": 1e10, "end": 2e10}
     world = World(
-        tmp_path, 1, nodes=nodes(N0, reservations=(own, {**own, "name": "hers", "made_by": "slurm"}))
+        tmp_path, 1, nodes=nodes(N0, reservations=(own, {**own, "name": "hers", "made_by": OF_SLURM}))
     )
     world.turn()
     with pytest.raises(UsageError, match=message):
@@ -254,7 +254,7 @@ def test_slurms_own_reservations_become_windows(world: World, monkeypatch: pytes
     monkeypatch.setattr(world.nodes, "reservations", lambda: said[0], raising=False)
     world.turn_until(lambda: read_cluster(world.dirs.cluster).reservations)
     (found,) = read_cluster(world.dirs.cluster).reservations
-    assert (found.name, found.nodes, found.made_by, found.begin) == ("m", ("n0",), "slurm", int(begin_s))
+    assert (found.name, found.nodes, found.made_by, found.begin) == ("m", ("n0",), OF_SLURM, int(begin_s))
     world.turn_until(lambda: world.clock.wall() > begin_s and not world.slots("a"))
     said[0] = []
     world.turn_until(lambda: not read_cluster(world.dirs.cluster).reservations)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.cluster import Cluster, Node, NodeReservation
+from pliant.schemas.cluster import Cluster, LeaseLimits, LeaseRule, Node, NodeReservation
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import (
@@ -38,6 +38,7 @@ from pliant.tools.run.backends.protocol import (
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import Controller, ControllerView, Later, Lease, ask
+from pliant.tools.run.backends.slurm.lease_demand import LeasedNode, LeasePlan, LeaseState, lease_plan
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmNode
 from pliant.tools.run.backends.slurm.units import (
     SlurmUnit,
@@ -66,6 +67,10 @@ REFUSED_S: Final = 15.0
 """Seconds between two submissions of a lease that Slurm refuses."""
 LEAST_NOTICE_S: Final = 600.0
 """Seconds after an announced end at which a lease that still runs gives its node work again."""
+TOUCH_S: Final = 30.0
+"""Seconds between two touches of the file of a node that is in use."""
+ENDS_S: Final = 15.0
+"""Seconds after which a lease is given back once more that Slurm still lists."""
 WAIT_S: Final = 30.0
 """Seconds for which a node counts as up while its lease waits."""
 _NOT_LOOKED_AT: Final = ("", "None")
@@ -103,6 +108,8 @@ class SlurmBackend:
         self._serves = dict.fromkeys(self._nodes, True)
         # Whether leases are needed.
         self._is_used = False
+        # Whether jobs wait for GPUs, by the last decision.
+        self.jobs_wait = False
         self._looked_at: ControllerView | None = None
         # When the supervisors of a node were found silent.
         self._dead_s: dict[str, float] = {}
@@ -127,7 +134,7 @@ class SlurmBackend:
 
     def reservations(self) -> Sequence[NodeReservation] | None:
         """As :meth:`.commands.Controller.reservations`."""
-        return self._controller.reservations(self._cluster.slurm.reservation)
+        return self._controller.reservations(self._cluster.slurm)
 
     def change_cluster(self, cluster: Cluster) -> None:
         """Go on with other nodes; leases of those that are gone end."""
@@ -156,9 +163,19 @@ class SlurmBackend:
             return "nothing is heard of it"
         if self._is_to_end(name):
             return "Slurm has announced the end of its lease"
+        if not self.leases.offers(name):
+            return "as many nodes as slurm.leases allows are leased, or to be"
         if not self._serves[name]:
             return f"Slurm says {'+'.join(sorted(found.state))}{f': {found.reason}' if found.reason else ''}"
         return "" if self.leases.serves(name) or not self._is_used else self.leases.why_not(name)
+
+    def _busy_nodes(self) -> set[str]:
+        units = ((attempt, unit) for attempt in self._attempts.values() for unit in attempt.units)
+        return {
+            unit.node
+            for attempt, unit in units
+            if attempt.folder.get(f"exit {unit.number}", unit.ended) is None
+        }
 
     def _is_busy(self, name: str) -> bool:
         return bool(self._unseen) or any(unit.ended() is None for _, unit in self._units_on(name))
@@ -193,7 +210,8 @@ class SlurmBackend:
         state = self._dirs.path
         nodes = dict.fromkeys(unit.node for unit in units)
         leases = [command_lines.lease_of(self._cluster, self._nodes[name], state) for name in nodes]
-        lines = [command_lines.sbatch_lease(lease, self._cluster.slurm, state) for lease in leases]
+        options = self._cluster.slurm
+        lines = [command_lines.sbatch_lease(lease, options, state, options.leases) for lease in leases]
         for number, unit in enumerate(units):
             wanted = SlurmUnit(handle, number, StartedUnit.of(unit), own_folder(handle))
             place = self._place_in(f"LEASE_OF_{unit.node}", wanted)
@@ -219,6 +237,7 @@ class SlurmBackend:
             added = enumerate(started, len(before))
             self._attempts[handle].units += [SlurmUnit(handle, number, unit, talk) for number, unit in added]
         self._is_used = True
+        self._attempt(handle)  # what is to run there keeps a lease from being given back
         self.poll([handle])
 
     @with_own_files
@@ -327,7 +346,7 @@ class SlurmBackend:
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
         handles = newest_attempts(self._dirs.jobs, over)
         self._unseen.update(handles)
-        self._is_used = self._is_used or bool(handles)
+        self._is_used = self._is_used or bool(handles) or self._cluster.slurm.leases is not None
         return handles
 
     @property
@@ -351,7 +370,8 @@ class SlurmBackend:
         view = self._controller.view
         if view is not None and view is not self._looked_at:
             self._looked_at = view
-            self.leases.look(view, renew=self._is_used)
+            busy = None if self._unseen else self._busy_nodes
+            self.leases.look(view, renew=self._is_used, busy=busy, jobs_wait=self.jobs_wait)
             for name, serves in self._serves.items() if self._is_used else ():
                 if not serves and self.leases.id_of(name) is not None and not self._is_busy(name):
                     self.leases.drop(name)  # the operator who drains the node waits for this
@@ -380,24 +400,39 @@ class _LeaseRequest:
     runs_from_s: float = float("inf")
     id: str | None = None
     job: SlurmJob | None = None
+    ending: dict[str, float] = field(default_factory=dict)
+    """Leases that were given back, until Slurm no longer lists them, and when to say so again."""
+    used_s: float = float("-inf")
+    """When something last ran on the node, or its lease was asked for."""
+    touched_s: float = float("-inf")
+    """When its file was made as new as that."""
 
 
 class Leases:
     """The leases of a state directory.
 
     :param clock: seconds that never run backwards.
+    :param wall: the time of day, in seconds since the epoch.
     """
 
-    def __init__(self, cluster: Cluster, state: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        state: Path,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._options, self._state = cluster.slurm, state.resolve()
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._asked: dict[str, _LeaseRequest] = {}
         # Whether leases of nodes that are gone may be in Slurm's queue.
         self._has_left = False
+        self._plan: LeasePlan | None = None
         self._take(cluster)
 
     def change_cluster(self, cluster: Cluster) -> None:
         self._options, self._has_left = cluster.slurm, True
+        self._plan = None if cluster.slurm.leases is None else self._plan
         self._take(cluster)
 
     def _take(self, cluster: Cluster) -> None:
@@ -425,6 +460,10 @@ class Leases:
         """CPUs in a node's lease. Returns None for all of the node."""
         return self._asked[node].lease.cpus
 
+    def offers(self, node: str) -> bool:
+        """Whether jobs may be placed on a node by the number of leases."""
+        return self._plan is None or node in self._plan.offered
+
     def serves(self, node: str) -> bool:
         """Whether a node's lease runs or has not waited for long."""
         asked = self._asked.get(node)
@@ -446,8 +485,21 @@ class Leases:
         waits = f" ({asked.job.reason})" if asked.job is not None and asked.job.reason else ""
         return f"its lease waits in Slurm's queue{waits}"
 
-    def look(self, view: ControllerView, *, renew: bool = True) -> None:
-        """Learn from a view which leases run, and ask for those that are missing if ``renew``."""
+    def look(
+        self,
+        view: ControllerView,
+        *,
+        renew: bool = True,
+        busy: Callable[[], Container[str]] | None = set,
+        jobs_wait: bool = False,
+    ) -> None:
+        """Learn from a view which leases run, and ask for those that are missing if ``renew``.
+
+        Where leases follow the jobs, those that are of no use any more are given back.
+
+        :param busy: the nodes on which something runs, or is to; None: that is not known yet.
+        :param jobs_wait: jobs wait for GPUs.
+        """
         by_name = self._by_name(view)
         if self._has_left:
             own = {asked.lease.name for asked in self._asked.values()}
@@ -455,9 +507,9 @@ class Leases:
             left = [name for name in by_name if name.startswith(prefix) and name not in own]
             if ids := [job.id for name in left for job in by_name[name]]:
                 Later(command_lines.scancel_jobs(ids))
-        for node, asked in self._asked.items():
+        for asked in self._asked.values():
             self._read_submission(asked)
-            jobs = by_name.get(asked.lease.name, [])
+            jobs = self._without_ending(asked, by_name.get(asked.lease.name, []))
             running = [job for job in jobs if job.state == "RUNNING"]
             now_s = self._clock()
             asked.id, before = running[0].id if running else None, asked.id
@@ -466,15 +518,97 @@ class Leases:
                 asked.runs_from_s = now_s if running else float("inf")
             if now_s - asked.runs_from_s >= STEADY_S:
                 asked.tries = 0
-            asked.since_s = now_s if running or not renew else asked.since_s
             if renew:
                 self._drop_second(running or jobs, jobs)
+        follows = self._options.leases is not None
+        if follows:
+            self._plan = self._planned(view, busy, jobs_wait=jobs_wait, renew=renew)
+        for node, asked in self._asked.items():
+            now_s = self._clock()
+            is_wanted = renew and (not follows or (self._plan is not None and node in self._plan.wanted))
+            asked.since_s = now_s if asked.id is not None or not is_wanted else asked.since_s
+            if renew and not is_wanted and busy is not None:
+                self._end(asked)
             seen = view.nodes.get(node)
-            wanted = renew and not jobs and seen is not None and seen.serves is not False
+            wanted = is_wanted and asked.job is None and seen is not None and seen.serves is not False
             due = asked.submission is None and now_s >= asked.next_s and view.queried_s >= asked.seen_from_s
             if wanted and due:
-                argv = command_lines.sbatch_lease(asked.lease, self._options, self._state)
-                asked.submission = Later(argv)
+                asked.submission = Later(self._sbatch(asked, seen))
+
+    def _sbatch(self, asked: _LeaseRequest, seen: SlurmNode | None) -> tuple[str, ...]:
+        rule, options = self._options.leases, self._options
+        if rule is None:
+            return command_lines.sbatch_lease(asked.lease, options, self._state)
+        partition = _partition(rule, seen)
+        if partition is not None:
+            options = options.model_copy(update={"partition": partition})
+        self._use(asked, self._clock())
+        return command_lines.sbatch_lease(asked.lease, options, self._state, _limits(rule, partition))
+
+    def _planned(
+        self,
+        view: ControllerView,
+        busy_nodes: Callable[[], Container[str]] | None,
+        *,
+        jobs_wait: bool,
+        renew: bool,
+    ) -> LeasePlan:
+        """Which leases are of use, as the rule says; all that there are, while nobody knows what is busy."""
+        now_s, rule, nodes = self._clock(), self._options.leases or LeaseRule(), list[LeasedNode]()
+        renew &= busy_nodes is not None
+        there = {node for node, asked in self._asked.items() if asked.job is not None}
+        busy = there if busy_nodes is None else busy_nodes()
+        for node, asked in self._asked.items():
+            state = LeaseState.RUNNING if asked.id is not None else LeaseState.NONE
+            if asked.id is None and (asked.job is not None or asked.submission is not None or asked.refused):
+                late = now_s - asked.since_s >= WAIT_S
+                state = LeaseState.WAITING if late else LeaseState.REQUESTED
+            if (renew and node in busy) or asked.used_s == float("-inf"):
+                self._use(asked, now_s, as_before=not (renew and node in busy))
+            partition = _partition(rule, view.nodes.get(node))
+            nodes.append(LeasedNode(node, partition, state, node in busy, now_s - asked.used_s))
+        plan = lease_plan(rule, nodes, jobs_wait=jobs_wait)
+        for each in nodes if renew else ():
+            limit_s = _limits(rule, each.partition).idle_seconds
+            if each.name in plan.wanted and not each.is_busy and each.idle_s >= limit_s:
+                self._use(self._asked[each.name], now_s)  # one of the least, which is kept
+        return plan
+
+    def _use(self, asked: _LeaseRequest, now_s: float, *, as_before: bool = False) -> None:
+        """A node is in use now: its lease is kept, and keeps itself.
+
+        :param as_before: it is as old as its file says, which another process has left.
+        """
+        file = command_lines.lease_file(self._state, asked.lease.node)
+        try:
+            if as_before:
+                asked.used_s = now_s - max(0.0, self._wall() - file.stat().st_mtime)
+                return
+            asked.used_s = now_s
+            if now_s - asked.touched_s >= TOUCH_S:
+                asked.touched_s = now_s
+                file.parent.mkdir(mode=0o700, exist_ok=True)
+                file.touch()
+                os.utime(file, (self._wall(),) * 2)
+        except OSError:  # the lease then ends by itself only while no step runs
+            asked.used_s = now_s
+
+    def _without_ending(self, asked: _LeaseRequest, jobs: list[SlurmJob]) -> list[SlurmJob]:
+        """The leases that are still to be used; those given back are cancelled again if they stay."""
+        listed, now_s = {job.id for job in jobs}, self._clock()
+        asked.ending = {job_id: at_s for job_id, at_s in asked.ending.items() if job_id in listed}
+        if late := [job_id for job_id, at_s in asked.ending.items() if now_s >= at_s]:
+            asked.ending |= dict.fromkeys(late, now_s + ENDS_S)
+            Later(command_lines.scancel_jobs(late))
+        return [job for job in jobs if job.id not in asked.ending]
+
+    def _end(self, asked: _LeaseRequest) -> None:
+        """Give a lease back; from now on nothing is started in it."""
+        if asked.job is not None:
+            asked.ending[asked.job.id] = self._clock() + ENDS_S
+            Later(command_lines.scancel_jobs([asked.job.id]))
+            asked.id = asked.job = None
+            asked.tries, asked.next_s = 0, float("-inf")
 
     def give_back(self, busy: Iterable[str] = ()) -> int:
         """End the leases of all nodes except the ``busy`` ones; returns their number. Waits for Slurm.
@@ -521,6 +655,15 @@ class Leases:
         if refused and refused != asked.refused:
             _log.warning("node %s: no lease: %s; it is asked for again", asked.lease.node, refused)
         asked.refused = refused
+
+
+def _partition(rule: LeaseRule, seen: SlurmNode | None) -> str | None:
+    """The first partition of the rule that a node is in."""
+    return next((name for name in rule.partitions if seen is not None and name in seen.partitions), None)
+
+
+def _limits(rule: LeaseRule, partition: str | None) -> LeaseLimits:
+    return rule if partition is None else rule.partitions[partition]
 
 
 def _pause_s(tries: int) -> float:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.cluster import Cluster, Node, NodeReservation, SlurmOptions
+from pliant.schemas.cluster import Cluster, LeaseLimits, Node, NodeReservation, SlurmOptions
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.backends.protocol import Credentials, Handle, Unit
 from pliant.tools.run.backends.slurm import parsing
@@ -101,8 +101,36 @@ def lease_of(cluster: Cluster, node: Node, state: Path) -> Lease:
     return Lease(name, node.name, gpus, max(1, cpus), node.memory)
 
 
-def sbatch_lease(lease: Lease, options: SlurmOptions, state: Path) -> tuple[str, ...]:
+LEFT_S: Final = 90.0
+"""Seconds after which an idle lease ends by itself that no run has given back."""
+_WATCH: Final = (
+    "last=$(date +%s); while sleep 10; do now=$(date +%s); "
+    "used=$(stat -c %Y {file} 2>/dev/null || echo 0); "
+    '[ "$used" -gt "$last" ] && last=$used; [ $((now - last)) -lt {limit_s} ] && continue; '
+    'steps=$(squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%i) || steps=.0; '
+    'case "$steps" in *.[0-9]*) last=$now;; *) exit 0;; esac; done'
+)
+"""Script of a lease that ends once its file is old and no step runs in it, whatever became of the run."""
+
+
+def lease_file(state: Path, node: str) -> Path:
+    """A file that is as old as the last use of a node."""
+    return state / "leases" / node
+
+
+def _lease_script(lease: Lease, limits: LeaseLimits | None, state: Path) -> str:
+    if limits is None:
+        return "exec sleep infinity"
+    file = shlex.quote(str(lease_file(state, lease.node)))
+    return _WATCH.format(file=file, limit_s=math.ceil(limits.idle_seconds + LEFT_S))
+
+
+def sbatch_lease(
+    lease: Lease, options: SlurmOptions, state: Path, limits: LeaseLimits | None = None
+) -> tuple[str, ...]:
     """Submit a lease job, which holds a node and does nothing. Prints its id.
+
+    :param limits: it ends by itself some time after it could have been given back.
 
     It is not requeued: that takes two minutes, and its steps would be lost anyway.
     """
@@ -114,7 +142,7 @@ def sbatch_lease(lease: Lease, options: SlurmOptions, state: Path) -> tuple[str,
         *queue_options(options),
         *("--chdir=/", "--output=/dev/null", "--error=/dev/null", "--export=NONE"),
         *options.options,
-        "--wrap=exec sleep infinity",
+        f"--wrap={_lease_script(lease, limits, state)}",
     )
 
 
@@ -502,11 +530,13 @@ class Controller:
             known = parsing.reservations(ask(show_reservations(), more=TIME_FORMAT))
         return known
 
-    def reservations(self, own: str | None) -> Sequence[NodeReservation] | None:
-        """All reservations but the one that the jobs are in. Returns None if Slurm has not said."""
+    def reservations(self, options: SlurmOptions) -> Sequence[NodeReservation] | None:
+        """All reservations but those that the jobs are in. Returns None if Slurm has not said."""
         if self.view is None or self.view.reservations is None:
             return None
-        return [each for each in self.view.reservations if each.name != own]
+        named = [each.partition("=")[2] for each in options.options if each.startswith("--reservation=")]
+        own = {name for text in (*named, options.reservation or "") for name in text.split(",")}
+        return [each for each in self.view.reservations if each.name not in own]
 
     def _warn(self) -> None:
         if self.failure and not self._warned:

@@ -119,7 +119,7 @@ class SlurmJobsBackend:
 
     def reservations(self) -> Sequence[NodeReservation] | None:
         """As :meth:`.commands.Controller.reservations`."""
-        return self._controller.reservations(self._cluster.slurm.reservation)
+        return self._controller.reservations(self._cluster.slurm)
 
     def change_cluster(self, cluster: Cluster) -> None:
         self._cluster = cluster

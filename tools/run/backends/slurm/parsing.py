@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
-from pliant.schemas.cluster import NodeReservation
+from pliant.schemas.cluster import OF_SLURM, NodeReservation
 from pliant.schemas.quantities import read_time
 
 _PAIR: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?::[A-Z][A-Za-z]*)?)=")
@@ -185,7 +185,7 @@ def reservations(text: str) -> list[NodeReservation]:
                     begin=begin_s,
                     end=end_s,
                     reason=row.get("Comment", ""),
-                    made_by="slurm",
+                    made_by=OF_SLURM,
                 )
             )
     return sorted(read, key=lambda each: each.name)

@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -11,6 +13,7 @@ import pytest
 from benchmarks.parts.slurm_cluster import SlurmCluster
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
+from pliant.tools.run.backends.slurm import commands
 from pliant.tools.run.backends.slurm.commands import Controller, lease_prefix
 from tests.tools.run.backends.slurm.conftest import JobLauncher, Launcher, ended, slurm_nodes
 from tests.tools.run.site import until
@@ -190,3 +193,44 @@ def test_no_name_of_a_job_lists_another_job(live: SlurmCluster) -> None:
     controller.of_all = True
     result = controller.first().jobs
     assert [(job.id, job.uid, job.name) for job in result] == [(number, os.geteuid(), "x")]
+
+
+def test_leases_come_with_jobs_and_go_after_them(
+    live: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "LEFT_S", 1.0)
+    launcher = Launcher(tmp_path, slurm_nodes("n0", "n1", leases={"idle_seconds": 1.0}))
+
+    def queue() -> list[str]:
+        launcher.backend.nodes()
+        return live.command("squeue", "-h", "-t", "PD,R,CF", "-o", "%j").split()
+
+    lease = f"{lease_prefix(launcher.dirs.path)}n0"
+    for attempt in (1, 2):  # the second one begins while the first one's lease is idle, or ends
+        job = launcher.start("a", ("n0", "echo up > up; sleep 2"), attempt=attempt)
+        launcher.until_file("up", job)
+        assert queue() == [lease]
+        assert launcher.until(job, ended) == (UnitStatus("exited", 0),)
+        (launcher.folder / "up").unlink()
+    until(lambda: not queue())
+    job = launcher.start("b", ("n0", "echo up > up; sleep 14"))
+    launcher.until_file("up", job)  # the launcher is killed: the lease goes after the step, not before
+    until(lambda: job.files.exit_code(0).exists())
+    assert job.files.exit_code(0).read_text() == "0\n"
+    until(lambda: not live.command("squeue", "-h", "-o", "%j").split())
+
+
+def test_reservations_of_slurm_are_seen(
+    live: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "RESERVATIONS_S", 0.1)
+    backend = Launcher(tmp_path, slurm_nodes("n0", "n1")).backend
+    assert backend.reservations() == []
+    made = ("reservation=fans", "starttime=now+1hour", "duration=60", "nodes=n1", "users=root", "flags=maint")
+    live.command("scontrol", "create", *made)
+    until(lambda: (backend.nodes(), backend.reservations())[1])
+    (found,) = backend.reservations() or ()
+    live.command("scontrol", "delete", "reservation=fans")
+    assert (found.name, found.nodes, found.end - found.begin) == ("fans", ("n1",), 3600.0)
+    assert abs(found.begin - time.time() - 3600.0) < 120.0
+    until(lambda: (backend.nodes(), backend.reservations() == [])[1])

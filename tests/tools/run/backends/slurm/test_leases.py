@@ -1,7 +1,9 @@
 """Nodes and their leases, without a Slurm: what is submitted, kept and given back by what one says."""
 
+import os
 import shlex
 import socket
+import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from pliant.schemas.cluster import Node
+from benchmarks.parts.slurm_leases import leases_idle_over_limit, leases_left
+from pliant.schemas.cluster import LeaseRule, Node
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import commands, parsing
 from pliant.tools.run.backends.slurm.backend import Addresses, SlurmBackend
 from pliant.tools.run.backends.slurm.commands import ControllerView, lease_prefix
+from pliant.tools.run.backends.slurm.lease_demand import LeasedNode, LeaseState, lease_plan
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit
 from pliant.tools.run.statedir.directory import StateDir
+from tests.effort import examples
 from tests.tools.run.backends.slurm.conftest import kept_attempt, slurm_nodes
 from tests.tools.run.site import until
 
@@ -261,3 +266,109 @@ def test_a_node_that_gets_its_name_later_is_down_until_then(monkeypatch: pytest.
     known["n1"] = answer
     with pytest.raises(BadInputError, match="n1"):
         Addresses().look_up(node, None)
+
+
+def leased(
+    name: str, state: str, *, busy: bool = False, idle_s: float = 0.0, partition: str | None = None
+) -> LeasedNode:
+    return LeasedNode(name, partition, LeaseState[state], busy, idle_s)
+
+
+@pytest.mark.parametrize(
+    ("rule", "nodes", "wanted", "offered"),
+    [
+        ({}, [leased("a", "NONE"), leased("b", "NONE", busy=True)], "b", "ab"),
+        ({}, [leased("a", "RUNNING", idle_s=299.0), leased("b", "RUNNING", idle_s=300.0)], "a", "ab"),
+        ({"min_nodes": 2}, [leased(name, "NONE") for name in "abc"], "ab", "abc"),
+        ({"min_nodes": 1}, [leased("a", "NONE"), leased("b", "RUNNING", idle_s=999.0)], "b", "ab"),
+        ({"max_nodes": 1}, [leased("a", "NONE"), leased("b", "NONE", busy=True)], "b", "b"),
+        ({"max_nodes": 1}, [leased("a", "WAITING"), leased("b", "NONE")], "", "b"),
+        (
+            {"max_nodes": 1},
+            [leased("a", "RUNNING", busy=True), leased("b", "RUNNING", busy=True)],
+            "ab",
+            "ab",
+        ),
+        (
+            {"max_nodes": 1, "partitions": {"p": {"max_nodes": 2, "idle_seconds": 0.0}}},
+            [
+                *(leased(name, "NONE") for name in "ab"),
+                *(leased(name, "RUNNING", partition="p") for name in "cde"),
+            ],
+            "",
+            "acd",
+        ),
+    ],
+)
+def test_leases_follow_the_jobs_within_their_limits(
+    rule: dict[str, object], nodes: list[LeasedNode], wanted: str, offered: str
+) -> None:
+    plan = lease_plan(LeaseRule.model_validate(rule), nodes, jobs_wait=False)
+    assert ("".join(sorted(plan.wanted)), "".join(sorted(plan.offered))) == (wanted, offered)
+    waiting = [each.name for each in nodes if each.state in (LeaseState.REQUESTED, LeaseState.WAITING)]
+    plan = lease_plan(LeaseRule.model_validate(rule), nodes, jobs_wait=True)
+    assert plan.wanted == {*wanted, *waiting} & plan.offered | {each.name for each in nodes if each.is_busy}
+
+
+def test_a_lease_given_back_gets_no_unit_and_the_next_launcher_gives_back_the_rest(
+    fake: FakeSlurm, dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = slurm_nodes("n0", "n1", leases={"idle_seconds": 0.0, "max_nodes": 1})
+    cancelled = list[str]()
+    ask = fake.ask
+
+    def asked(argv: Sequence[str], **_: object) -> str:
+        """Slurm takes its time to end a lease."""
+        if argv[0] != "scancel":
+            return ask(argv)
+        cancelled.extend(argv[2:])
+        return ""
+
+    for place in (commands, leases):
+        monkeypatch.setattr(place, "ask", asked)
+    result, unit = SlurmBackend(cluster, dirs), Unit("n0", ("true",), "/", {"CUDA_VISIBLE_DEVICES": ""})
+    monkeypatch.setattr(SlurmUnit, "starting", lambda *_, **__: RUNNING)
+    first, second = (Handle(job, 1, dirs.job(job).attempt(1).path) for job in "ab")
+    for handle in (first, second):
+        handle.folder.mkdir(parents=True)
+    assert [node.up for node in result.nodes()] == [True, False]
+    result.start(first, [unit])
+    until(lambda: (result.poll([first]), result.leases.id_of("n0"))[1])
+    assert fake.submitted == [f"{lease_prefix(dirs.path)}n0"]
+    first.files.exit_code(0).write_text("0\n")
+    until(lambda: (result.poll([first]), cancelled)[1])
+    result.start(second, [unit])
+    assert (cancelled, result.leases.id_of("n0")) == (["10"], None), "nothing starts in what ends"
+    fake.jobs.clear()
+    until(lambda: (result.poll([second]), result.leases.id_of("n0"))[1])
+    second.files.exit_code(0).write_text("0\n")
+    after = SlurmBackend(cluster, dirs)  # the launcher was killed before it gave the lease back
+    cancelled.clear()
+    after.adopt({"a", "b"})
+    until(lambda: (after.nodes(), cancelled)[1])
+    assert cancelled == ["10"]
+
+
+def test_a_lease_that_no_run_looks_after_ends_by_itself(tmp_path: Path) -> None:
+    """Each of its looks is ten seconds after the other; a step keeps it, and a file that is renewed."""
+    options = slurm_nodes("n0", leases={"idle_seconds": 30.0}).slurm
+    lease = commands.lease_of(slurm_nodes("n0"), slurm_nodes("n0").nodes[0], tmp_path)
+    *_, wrap = commands.sbatch_lease(lease, options, tmp_path, options.leases)
+    doubles = {
+        "sleep": f"read n < {tmp_path}/now; echo $((n + 10)) > {tmp_path}/now",
+        "date": f"cat {tmp_path}/now",
+        "stat": f"read n < {tmp_path}/now; [ $n -gt 1100 ] && echo 1100 || echo $n",
+        "squeue": f"read n < {tmp_path}/now; echo 7.batch; [ $n -gt 1400 ] || echo 7.0",
+    }
+    for name, text in doubles.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "now").write_text("1000\n")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", wrap.removeprefix("--wrap=")], env={"PATH": path}, check=True, timeout=60)
+    # Renewed until 1100, so the first question is at 1220; a step is there then, and none at 1460.
+    assert (tmp_path / "now").read_text() == "1460\n"
+
+
+def test_made_up_slurms_are_left_without_idle_leases() -> None:
+    assert (leases_idle_over_limit(examples(25)), leases_left(examples(25))) == (0, 0)
