@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts import shell_sessions, state_growth
 from benchmarks.parts.chaos.world import MEMORY, World
 from benchmarks.parts.dashboard import queries_without_data
 from benchmarks.parts.fault_sequences import silent
@@ -32,6 +33,7 @@ from pliant.tools.run.statedir.directory import StateDir
 MEASURES: Final = (
     "tools/run/service",
     "tools/run/backends/slurm/backend.py",
+    "tools/run/statedir",
     "tools/schedule/session",
     "tools/report/usage.py",
     "examples/monitoring",
@@ -98,12 +100,21 @@ PARTS: Final[dict[str, Part]] = {
     "notices": notices,
     "bills": bills,
     "dashboard": dashboards,
+    "growth": state_growth.figures,
+    "shells": shell_sessions.figures,
 }
 
 
 def smallest() -> list[Figure]:
     """Those without a test of their own that needs services."""
-    return [*reloads(3), *windows(10), *leases(2, 2), *notices(5), *bills(1000)]
+    return [
+        *reloads(3),
+        *windows(10),
+        *leases(2, 2),
+        *notices(5),
+        *bills(1000),
+        *state_growth.figures(4, 50, 1),
+    ]
 
 
 def _lost(folder: Path, changes: int) -> tuple[int, int]:

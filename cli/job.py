@@ -285,18 +285,19 @@ class _Answer:
         from pliant.tools.run.gateway.connect import client_for
         from pliant.tools.run.statedir.state import no_such_job
         from pliant.tools.run.watch.job_page import GPU_CHANGES, waiting_for
-        from pliant.tools.run.watch.job_status import known_ids, statuses
+        from pliant.tools.run.watch.job_status import known_ids, status_of, statuses
 
         client = client_for(state)
-        self.status: Status = client.status(ahead=True)
-        self.now_s = time.time()
         job_id = id_of(client, job_id)
+        self.status: Status = client.status(ahead=True, archived=(job_id,))
+        self.now_s = time.time()
         everything = statuses(self.status, self.now_s)
-        job = next((each for each in everything if each.id == job_id), None)
+        job = status_of(self.status, job_id, self.now_s)
         if job is None:
             raise no_such_job(state, [job_id], known_ids(self.status))
         self.job: JobStatus = job
         self.waiting: Waiting | None = waiting_for(job, everything, self.status)
+        job_id = job.id
         happened = client.history(job_id)
         self.changes: list[Happened] = [each for each in happened if each.event in GPU_CHANGES]
         events = client.cost_events(job) if job.log.started_s is not None else None

@@ -65,6 +65,7 @@ COMMANDS: Final = (
         "Run the jobs of all accounts of a machine, each as its own user; only root can.",
     ),
     ("submit", LIVE, "Submit jobs, all of them or none, and print their ids."),
+    ("shell", LIVE, "Open a terminal on a node, with GPUs of its own."),
     ("cancel", LIVE, "Cancel running or waiting jobs: all that are named, or none."),
     (
         "hold",

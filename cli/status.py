@@ -264,7 +264,8 @@ def status(
     def page() -> _Page:
         one = None if job is None else id_of(client, job)
         recent = not (user or team or only or pattern or every_job)
-        return _Page(client, one, chosen, shown, sort, explain=explain, recent=recent)
+        is_all = every_job and one is None
+        return _Page(client, one, chosen, shown, sort, explain=explain, recent=recent, every_job=is_all)
 
     if not watch:
         with garbage_collection_paused(to_the_end=True):
@@ -356,11 +357,14 @@ class _Page:
     explain: bool
     recent: bool
     """Jobs that ended more than a day before the last event are left out of tables."""
+    every_job: bool = False
+    """Jobs of archives are there, too."""
     _history: tuple[float, list[Happened]] = (-1.0, [])
     """The time of the log's last event, and what had happened to the job by then."""
 
     def look(self) -> Status:
-        return self.client.status(ahead=True)
+        named = () if self.job is None else (self.job,)
+        return self.client.status(ahead=True, archived=("*",) if self.every_job else named)
 
     def text(self, found: Status, now_s: float, width: int | None) -> str:
         from pliant.tools.run.watch.job_page import job_page
@@ -383,7 +387,7 @@ class _Page:
             teams = teams_text(found.teams, width)
             return f"{teams}\n{table}" if teams else table
         job = self._one(self.job, found, now_s)
-        happened, errors = self._happened(found, self.job), self.client.errors(job)
+        happened, errors = self._happened(found, job.id), self.client.errors(job)
         return job_page(
             *(job, found, happened, errors, now_s),
             state=self.client.state,
@@ -408,7 +412,7 @@ class _Page:
             return status_document(found, fields, now_s)
         job = self._one(self.job, found, now_s)
         errors = self.client.errors(job)
-        about = self._happened(found, self.job), errors, self.client.code(job.id)
+        about = self._happened(found, job.id), errors, self.client.code(job.id)
         return status_document(found, [described_fields(job, self.client.state, *about)], now_s)
 
     def mark(self, found: Status) -> list[tuple[object, ...]]:

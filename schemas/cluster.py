@@ -280,6 +280,29 @@ NoticeKind = Literal[
 ]  # fmt: skip
 
 
+class Retention(Record):
+    """How many days what has ended is kept."""
+
+    jobs: PositiveFloat | None = None
+    """After the end of a job: then its events move from the log to an archive. Default: never."""
+    events: PositiveFloat | None = None
+    """After a decision: then its event moves with those of jobs. Default: as for jobs."""
+    outputs: PositiveFloat | None = None
+    """After the end of a job: then what its attempts printed and noted is removed. Default: never."""
+    checkpoints: PositiveFloat | None = None
+    """After the end of a job: then those in its folder are removed. Default: never."""
+
+    @model_validator(mode="after")
+    def _jobs_stay_longest(self) -> Self:
+        for name in ("outputs", "checkpoints"):
+            days = getattr(self, name)
+            if days is not None and self.jobs is not None and days > self.jobs:
+                raise broken_rule(f"expected no more than the {self.jobs:g} days of jobs", f"/{name}")
+        if self.events is not None and self.jobs is None:
+            raise broken_rule("moves with jobs, expected their days, too", "/events")
+        return self
+
+
 class Notify(Record):
     """Who hears of what happens, as JSON: a command on its stdin, or a web server."""
 
@@ -447,6 +470,8 @@ class Cluster(Record):
     """Nodes that are kept free for a time."""
     notify: tuple[Notify, ...] = ()
     """Who hears of jobs that end, fail or wait, and of sick slots and nodes."""
+    retention: Retention | None = None
+    """How long jobs that ended stay in the log and on disk. Default: for ever."""
     isolation: bool = True
     """Whether each unit of a job on the local backend gets a control group, where the system lets one be
     made: no more memory and cores than the job demands, or its share of the node, and only its GPUs."""
@@ -521,9 +546,9 @@ class Cluster(Record):
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
         has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take, or that
         jobs are not isolated. 5: GPUs have prices, or it says who is notified. 6: it has reservations, or
-        leases that follow the jobs.
+        leases that follow the jobs, or says what is retained.
         """
-        if self.reservations or self.slurm.leases is not None:
+        if self.reservations or self.slurm.leases is not None or self.retention is not None:
             return 6
         if self.price or self.notify:
             return 5

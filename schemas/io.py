@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from pliant.schemas.cluster import USER, Cluster, Shares
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EVENT, Event
+from pliant.schemas.file_io.archives import all_events, archives_of
 from pliant.schemas.file_io.columns import rows_from_columns
 from pliant.schemas.file_io.documents import (
     document_bytes,
@@ -194,10 +195,12 @@ def write_convergence(rows: Iterable[ConvergenceRow], path: str | Path) -> None:
 
 
 def read_events(path: str | Path) -> tuple[Event, ...]:
-    """Read JSON Lines or Parquet, by content.
+    """Read JSON Lines or Parquet, by content; of a log its archives, too.
 
     A torn last line of JSON Lines (a crash while writing) is dropped with a warning on the logger "pliant".
     """
+    if str(path) != PIPE and Path(path).is_file() and archives_of(Path(path)):
+        return tuple(event for block in all_events(Path(path)) for event in block)
     return parse_events(read_bytes(path, most=ROWS_BYTES), source_name(path))
 
 

@@ -40,17 +40,17 @@ class LiveJob:
 
     def status(self) -> JobStatus | None:
         """Where it stands now: what ``pliant status`` shows. Returns None until the run has taken it up."""
-        return status_of(self._client.status(), self.id, time.time())
+        return status_of(self._client.status(archived=[self.id]), self.id, time.time())
 
     @property
     def state(self) -> str:
         """Its state in a word: submitted, waiting, running, preempted, finished, failed, …"""
-        log = self._client.status().log.jobs.get(self.id)
+        log = self._client.status(archived=[self.id]).log.jobs.get(self.id)
         return "submitted" if log is None else log.end
 
     def done(self) -> bool:
         """Whether it has ended."""
-        log = self._client.status().log.jobs.get(self.id)
+        log = self._client.status(archived=[self.id]).log.jobs.get(self.id)
         return log is not None and log.ended
 
     def wait(self, timeout: float | None = None) -> JobEnd:

@@ -25,6 +25,8 @@ from pliant.schemas.text import harmless
 
 PARQUET_MAGIC: Final = b"PAR1"
 TEMPORARY: Final = ".pliant-"
+ARCHIVE_FOLDER: Final = "archive"
+"""Folder of the archives of a log, beside it."""
 _PROBE: Final = 65536
 _PIECE: Final = 1 << 22
 _OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}

@@ -32,6 +32,7 @@ from pliant.schemas.events import (
     Trained,
     TypedEvent,
 )  # fmt: skip
+from pliant.schemas.file_io.archives import all_events, archives_of
 from pliant.schemas.file_io.events import (
     UNSTATED,
     EventColumns,
@@ -87,6 +88,8 @@ def read_run(path: str | Path) -> RunRecord:
     if data.startswith(PARQUET_MAGIC):
         with suppress(BadInputError):  # the careful reader says what is wrong
             state = _folded(event_columns(data, source), source)
+    elif str(path) != PIPE and archives_of(Path(path)):
+        state = _folded(map(columns_of, all_events(Path(path))), source)
     state = state or _folded([columns_of(parse_events(data, source))], source)
     del data  # it is large, and so is what is made of the fold
     return replace(state.record(), sha256=digest)

@@ -267,6 +267,7 @@ def apply_events(session: Session, rows: Sequence[Event]) -> None:
             change(event.node, event.time)
         case RunBegan() | Decided():
             session.cluster.at(event.time)
+            _restore(session, event)
         case SlotQuarantined() | SlotCleared():
             _apply_slot(session, event)
         case Drained():
@@ -283,6 +284,22 @@ def apply_events(session: Session, rows: Sequence[Event]) -> None:
             pass
         case _:
             assert_never(event)
+
+
+def _restore(session: Session, event: RunBegan | Decided) -> None:
+    """Take over what jobs did that are in archives."""
+    from pliant.tools.schedule.session.saved import restore_usage
+
+    restored = (event.restored if isinstance(event, Decided) else None) or {}
+    if "archived" in restored:
+        ends = restored["archived"].items()
+        session.book.state.archived = {job_id: (end, array) for job_id, (end, array) in ends}
+    if (carried := restored.get("session")) is None:
+        return
+    changes = session.changes
+    changes.state.before = carried["changes"] - len(changes.past) - len(changes.entries)
+    if session.usage is not None and carried["usage"] is not None:
+        restore_usage(session.usage, carried["usage"], event.time)
 
 
 def reloaded(
@@ -334,7 +351,7 @@ def _apply_slot(session: Session, event: SlotQuarantined | SlotCleared) -> None:
 
 
 def _apply_allocations(session: Session, events: Sequence[TypedEvent]) -> None:
-    changes = [event for event in events if isinstance(event, Started | Resized | Moved | Preempted)]
+    changes = [_without_archived(event, session) for event in events if isinstance(event, Placed | Preempted)]
     session.set_allocations(changes, changes[0].time if changes else 0.0)
     for event in changes:
         job = session.jobs[event.job]
@@ -342,6 +359,14 @@ def _apply_allocations(session: Session, events: Sequence[TypedEvent]) -> None:
         if job.gpus and event.overhead_seconds:
             job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
         _apply_wait(session, event)
+
+
+def _without_archived(event: Placed | Preempted, session: Session) -> Placed | Preempted:
+    """A job in an archive shares no GPUs here."""
+    if isinstance(event, Preempted) or event.beside is None:
+        return event
+    known = event.beside in session.jobs or event.beside in session.book.ended
+    return event if known else replace(event, beside=None)
 
 
 def _stop(session: Session, event: Requeued | Ended) -> None:

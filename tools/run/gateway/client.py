@@ -136,7 +136,7 @@ class Client(Protocol):
     def used_ids(self) -> set[str]:
         """Ids that a new job cannot have."""
 
-    def status(self, *, ahead: bool = False) -> Status:
+    def status(self, *, ahead: bool = False, archived: Sequence[str] = ()) -> Status:
         """:param ahead: predict when jobs start and end."""
 
     def usage(self) -> tuple[RunLog, list[Use]]:

@@ -21,6 +21,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ from pliant.tools.run.gateway.submit_hook import through_hook
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.reload import ClusterFile, order_reload, order_reservation
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
+from pliant.tools.run.statedir.log.archive import with_archived
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.requests import Spool, submitted_jobs, submitters_of
@@ -339,6 +341,11 @@ class RequestHandlers:
     def _look(self, request: asked.Look, who: Caller, roles: Roles) -> bytes:
         with self._lock:
             status, owners = self._status(ahead=request.ahead), self._known()[1]
+        if request.archived:
+            with self._heavy[who.uid]:
+                wanted = None if "*" in request.archived else request.archived
+                status = replace(status, log=with_archived(status.log, self._dirs, wanted))
+        with self._lock:
             return STATUS.dump_json(View(who, roles, status.log, owners).of_status(status), by_alias=True)
 
     def _describe(self, request: asked.Describe, who: Caller, roles: Roles) -> dict[str, Any]:
@@ -454,6 +461,7 @@ class RequestHandlers:
     def _seen(self, who: Caller, roles: Roles, job_id: str) -> View:
         """:raises UsageError: there is no job of that name that they see."""
         log, owners = self._known()
+        log = with_archived(log, self._dirs, [job_id] if job_id not in owners else [])
         view = View(who, roles, log, owners)
         if not view.sees(job_id):
             known = [each for each in (*log.jobs, *owners) if view.sees(each)]

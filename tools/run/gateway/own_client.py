@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Unpack
 
 from pliant.schemas.cluster import NodeReservation
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.events import LogReader
+from pliant.schemas.file_io.archives import all_events, archived_ids, archives_of
+from pliant.schemas.file_io.events import LOG_HEADER, event_lines
 from pliant.schemas.io import cluster_of
 from pliant.schemas.job import Job
 from pliant.tools.run.gateway.client import JobEnd, JobOrder, NodeOrder, OutputPart, SubmitOptions
@@ -17,6 +18,7 @@ from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.reload import ClusterFile, order_reload, order_reservation
 from pliant.tools.run.statedir.contract.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import StateDir, check_seen, holder_of
+from pliant.tools.run.statedir.log.archive import events_about
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
 from pliant.tools.run.statedir.state import no_state_directory
@@ -87,11 +89,11 @@ class OwnClient:
         return requests.known_names(self._dirs, Spool(self._dirs))
 
     def used_ids(self) -> set[str]:
-        folders = {path.name for path in self._dirs.jobs.glob("*")}
+        folders = {path.name for path in self._dirs.jobs.glob("*")} | archived_ids(self._dirs.events)
         return requests.known_ids(self._dirs, Spool(self._dirs)) | folders
 
-    def status(self, *, ahead: bool = False) -> Status:
-        return self._watcher.look(ahead=ahead)
+    def status(self, *, ahead: bool = False, archived: Sequence[str] = ()) -> Status:
+        return self._watcher.look(ahead=ahead, archived=archived)
 
     def usage(self) -> tuple[RunLog, list[Use]]:
         return self._meter.look()
@@ -109,7 +111,7 @@ class OwnClient:
         return recorded_code(self._dirs, job_id)
 
     def cost_events(self, job: JobStatus) -> list[Event] | None:
-        return [event for block in LogReader(self._dirs.events).read_all() for event in block]
+        return [event for block in events_about(self._dirs, job.id) for event in block]
 
     def stacks(self, job_id: str, within_s: float) -> list[WorkerStack]:
         return job_stacks(self.state, job_id, within_s=within_s)
@@ -124,6 +126,11 @@ class OwnClient:
         if not self._dirs.events.is_file():
             raise no_state_directory(self.state)
         check_seen(self._dirs)
+        if archives_of(self._dirs.events):
+            yield LOG_HEADER
+            for block in all_events(self._dirs.events):
+                yield from event_lines(block).splitlines(keepends=True)
+            return
         with self._dirs.events.open("rb") as file:
             yield from file
 

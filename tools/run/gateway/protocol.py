@@ -139,6 +139,8 @@ class Look(GatewayRequest):
 
     ask: Literal["look"] = "look"
     ahead: bool = False
+    archived: Annotated[tuple[PlainText, ...], Field(max_length=1000)] = ()
+    """Ids or names of jobs to look for in archives, too; "*" for all."""
 
 
 class Describe(GatewayRequest):

@@ -111,8 +111,9 @@ class _GatewayClient(ABC):
     def used_ids(self) -> set[str]:
         return self.names().ids
 
-    def status(self, *, ahead: bool = False) -> Status:
-        status = STATUS.validate_json(self._answer(asked.Look(ahead=ahead)))
+    def status(self, *, ahead: bool = False, archived: Sequence[str] = ()) -> Status:
+        look = asked.Look(ahead=ahead, archived=tuple(archived))
+        status = STATUS.validate_json(self._answer(look))
         with_active_jobs(status.log)
         return status
 

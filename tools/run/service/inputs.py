@@ -16,6 +16,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError, require
 from pliant.schemas.event import Event
 from pliant.schemas.events import Reloaded, typed
+from pliant.schemas.file_io.archives import archived_ids
 from pliant.schemas.file_io.files import PIPE, source_name
 from pliant.schemas.io import (
     profile_from_columns,
@@ -296,6 +297,9 @@ class PreparedRun:
         state.rebuilding = Rebuilding(basis, new)
         if not self.executor.backend.shares_slots:
             session.separate_all()
+        ahead = [job for job in schedule.jobs if job.id not in known]
+        if ahead and (archived := archived_ids(self.dirs.events)):
+            ahead = [job for job in ahead if job.id not in archived]
         return Loop(
             *(state, schedule, session, self.executor),
             clock=self.clock,
@@ -303,7 +307,7 @@ class PreparedRun:
             retries=self.options.retries,
             asks=asks,
             follow=follow,
-            ahead=[job for job in schedule.jobs if job.id not in known],
+            ahead=ahead,
         )
 
     def _session(self, state: State, policy: Policy, throughput: Throughput) -> Session:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import subprocess
 import threading
 import time
@@ -24,6 +25,7 @@ from pydantic_core import from_json
 from pliant.schemas.cluster import NoticeKind, Notify
 from pliant.schemas.errors import PliantError
 from pliant.schemas.event import ENDS
+from pliant.schemas.file_io.archives import archives_in, shifted
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.text import iso_time, one_line
 from pliant.tools.run.statedir.contract.folders import PRIVATE
@@ -83,6 +85,7 @@ class _Courier(threading.Thread):
         digest = hashlib.sha256(target.model_dump_json().encode()).hexdigest()[:16]
         self._file = dirs.path / "notices" / f"{digest}.json"
         self._place, self._waited = 0, set[str]()
+        self._archives: tuple[str, ...] = ()
         self._view = LogView(dirs)
         self._looks_s = 0.0
 
@@ -117,22 +120,28 @@ class _Courier(threading.Thread):
         if self._file.exists():
             kept = json.loads(self._file.read_bytes())
             self._place, self._waited = int(kept["bytes"]), {*kept["waited"]}
+            self._archives = tuple(kept.get("archives", ()))
         else:
-            with suppress(FileNotFoundError):
-                self._place = self._dirs.events.stat().st_size
+            with suppress(FileNotFoundError), self._dirs.events.open("rb") as file:
+                self._archives = (*archives_in(file),)
+                self._place = os.fstat(file.fileno()).st_size
         self._save(self._place)
 
     def _save(self, place: int) -> None:
         self._place = place
-        data = {"bytes": place, "waited": sorted(self._waited)}
+        data = {"bytes": place, "waited": sorted(self._waited), "archives": self._archives}
         atomic_write(self._file, json.dumps(data).encode() + b"\n", mode=PRIVATE)
 
     def _due(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Notices from the log, each with the place after its line."""
         if not self._dirs.events.exists():
             return
-        self._place = min(self._place, self._dirs.events.stat().st_size)  # it may have been repaired
         with self._dirs.events.open("rb") as file:
+            archives = archives_in(file)
+            self._place = shifted(self._place, self._archives, archives)
+            self._archives, made = (*archives,), f"-{len(archives)}" if archives else ""
+            self._place = min(self._place, os.fstat(file.fileno()).st_size)  # it may have been repaired
+            file.seek(0)
             if self._place:  # within a line, if the log was repaired since: the rest of it is left out
                 file.seek(self._place - 1)
                 file.readline()
@@ -140,7 +149,7 @@ class _Courier(threading.Thread):
                 is_header = line.startswith(b'{"schema"')
                 notice = None if is_header else notice_of(from_json(line), self._target, self._owner_of)
                 if notice is not None:
-                    yield file.tell(), {**notice, "id": str(file.tell()), "state": str(self._dirs.path)}
+                    yield file.tell(), {**notice, "id": f"{file.tell()}{made}", "state": str(self._dirs.path)}
                 self._place = file.tell()
 
     def _owner_of(self, job_id: str) -> str | None:

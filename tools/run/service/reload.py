@@ -40,7 +40,7 @@ HOLDER: Final = "pliant reload"
 """Holder of jobs for which a new cluster has no place; a later one releases them."""
 _FIXED: Final = ("backend", "slots")
 """Fields that cannot change while a run goes on."""
-_OF_ROOT: Final = ("notify", "slurm", "isolation")
+_OF_ROOT: Final = ("notify", "slurm", "isolation", "retention")
 """Fields that name commands and files of the run's account, or free jobs from limits: not for operators."""
 _SHOWN: Final = 3
 """Jobs that a line names."""

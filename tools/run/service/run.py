@@ -36,6 +36,7 @@ from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.monitoring import MetricsFile
 from pliant.tools.run.service.notices import Notices
 from pliant.tools.run.service.reports import change_event
+from pliant.tools.run.service.retention import Retained
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import State, read_log
@@ -83,10 +84,13 @@ def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[
         try:
             with beside, Notices(prepared.dirs, loop.session.cluster.spec.notify) as notices:
                 look = view if metrics is None else _both(view, metrics.look)
+                retained = Retained(state, loop.session.cluster.spec.retention, loop.session)
+                look = _both(look, retained.look)
                 turn(loop, interrupts, look)
                 while not interrupts.received and (loop.reload is not None or interrupts.reload_due):
                     loop = _reloaded(prepared, state, loop, interrupts)
                     notices.go_on_with(loop.session.cluster.spec.notify)
+                    retained.go_on_with(loop.session.cluster.spec.retention, loop.session)
                     turn(loop, interrupts, look)
         except ServiceMissingError as error:
             if loop.drained:
@@ -152,6 +156,7 @@ def run_once(options: RunOptions) -> tuple[RunLog, list[str]]:
         log = state.log
         if metrics is not None:
             metrics.write(log, prepared.clock())
+        Retained(state, prepared.schedule.cluster.retention).tidy(log, prepared.clock())
         if not log.active:
             loop.executor.release(log)
         left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]

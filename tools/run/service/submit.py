@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from pliant.schemas.checks import check_after
 from pliant.schemas.cluster import Shares
 from pliant.schemas.errors import BadInputError, PliantError, Problem, ServiceMissingError, UsageError
+from pliant.schemas.file_io.archives import archived_ids
 from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
@@ -169,16 +170,17 @@ def _named_again(
 
     :param user: whose jobs names mean; None: all.
     """
-    known = known_ids(dirs, spool, view)
+    known, old = known_ids(dirs, spool, view), archived_ids(dirs.events)
     log = (view or LogView(dirs)).refresh()
-    used = [job.id for job in jobs if job.id in known]
+    used = [job.id for job in jobs if job.id in known or job.id in old]
     if not used and not any(job.after for job in jobs):
         return list(jobs)
     asked = [job for request in spool.requests() for job in request.jobs]
     ids = newest_by_name([*(each.job for each in log.jobs.values()), *asked], _living(known, log), user)
-    before = [log.jobs.get(ids.get(job_id, job_id)) for job_id in used]
+    before = [log.jobs.get(ids.get(job_id, job_id)) for job_id in used if job_id in ids or job_id not in old]
     if any(each is None or not each.ended for each in before):
         return list(jobs)
+    known |= old
     taken = known | {path.name for path in dirs.jobs.glob("*")} | {job.id for job in jobs}
     arrays = {job.array.name for job in jobs if job.array is not None and job.id in known}
     free = {name: free_id(name, taken, _endings(name, jobs)) for name in sorted(arrays)}
@@ -219,10 +221,16 @@ def _check_new(
     """
     dirs = StateDir(state.resolve())
     # a log that was repaired may have lost the lines of a job that was started
-    known = known_ids(dirs, spool, view) | {path.name for path in dirs.jobs.glob("*")}
+    old = archived_ids(dirs.events)
+    known = known_ids(dirs, spool, view) | old | {path.name for path in dirs.jobs.glob("*")}
     text = f"was submitted to {state} before and has not ended, expected new ids"
     check_after(jobs, known, source)
     used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in jobs if job.id in known]
+    used += [
+        Problem(source, None, "/after", f'of job "{job.id}": {other} ended long ago: leave it out')
+        for job in jobs
+        for other in sorted(job.after.keys() & old)
+    ]
     if used:
         raise BadInputError(used)
     if dirs.cluster.exists():
@@ -309,12 +317,15 @@ def cancel(
             is_asked |= dict.fromkeys(filter(None, others), False) | dict.fromkeys(request.cancelled, True)
         known = known_ids(dirs, spool, view) | is_asked.keys()
         unknown = [job_id for job_id in job_ids if job_id not in known]
+        if unknown and (old := archived_ids(dirs.events)):
+            job_ids = [job_id for job_id in job_ids if job_id not in old]
+            unknown = [job_id for job_id in unknown if job_id not in old]
         if unknown:
             raise no_such_job(state, unknown, known, "nothing was cancelled")
         if not dirs.cluster.exists():
             for job_id in spool.withdraw(job_ids):
                 forget_secrets(dirs, job_id)
-        if not all(is_asked.get(job_id) for job_id in job_ids):
+        if job_ids and not all(is_asked.get(job_id) for job_id in job_ids):
             spool.request_cancel(job_ids, _uid(dirs, by))
 
 
@@ -494,6 +505,9 @@ def order_jobs(
         unknown = [job_id for job_id in job_ids if job_id not in known]
         if unknown:
             nothing = f"nothing was ordered for {counted(len(job_ids), 'job')}"
+            if old := archived_ids(dirs.events).intersection(unknown):
+                text = f"job {min(old)} ended long ago and is archived: submit it again"
+                raise UsageError(f"{text}; {nothing}")
             raise no_such_job(state, unknown, known, nothing)
         log = (view or LogView(dirs)).refresh()
         ended = [job_id for job_id in job_ids if job_id in log.jobs and job_id not in log.active]

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Self
 
 from pliant import __version__
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
-from pliant.schemas.file_io.files import atomic_write, make_folder, sync_folder, write_error
+from pliant.schemas.file_io.files import ARCHIVE_FOLDER, atomic_write, make_folder, sync_folder, write_error
 from pliant.schemas.text import listed, whole_number
 from pliant.tools.run.statedir.contract.as_user import NOBODY
 from pliant.tools.run.statedir.contract.folders import KEPT, PRIVATE, Folder, Inside, JobDir, job_folder
@@ -96,6 +96,8 @@ class StateDir(Folder):
     """Submissions, cancellations and orders that the log does not hold yet."""
     jobs = Inside("jobs")
     """The folder of the jobs' folders."""
+    archive = Inside(ARCHIVE_FOLDER)
+    """Archives of jobs that ended long ago."""
     code = Inside("code")
     """Copies of code that jobs run from (``pliant submit --snapshot``)."""
     kept = Inside(KEPT)
@@ -287,7 +289,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 def _is_its(dirs: StateDir, path: Path) -> bool:
     """Whether a path is part of the state directory, and not a foreign file beside it."""
     files = (dirs.events, dirs.snapshot, dirs.cluster, dirs.profile, dirs.schedule)
-    folders = (dirs.path, dirs.spool, dirs.jobs, dirs.code, dirs.kept)
+    folders = (dirs.path, dirs.spool, dirs.jobs, dirs.archive, dirs.code, dirs.kept)
     return path.parent == dirs.jobs or path in (*folders, *files, dirs.version, dirs.lock, dirs.run_log)
 
 

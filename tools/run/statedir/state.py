@@ -17,7 +17,7 @@ from typing import Final, Self
 from pliant.schemas.errors import PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter, LogReader
-from pliant.schemas.file_io.files import remove_temporaries
+from pliant.schemas.file_io.files import atomic_write, remove_temporaries, write_error
 from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
@@ -36,6 +36,7 @@ from pliant.tools.run.statedir.directory import (
     unusable,
 )
 from pliant.tools.run.statedir.failures import may_pass
+from pliant.tools.run.statedir.log.archive import ShorterLog
 from pliant.tools.run.statedir.log.events import with_loss
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import repair_locked
@@ -224,6 +225,28 @@ class State:
         except (OSError, PliantError) as error:
             level = logging.DEBUG if may_pass(error) else logging.WARNING
             _log.log(level, "%s is not written: %s", self.dirs.snapshot, error)
+
+    def shorten(self, shorter: ShorterLog) -> None:
+        """Put a log without jobs that ended long ago in the place of the log.
+
+        :raises PliantError: it cannot be done; the log is as it was.
+        """
+        try:
+            shorter.draft.publish()
+        except OSError as error:
+            raise write_error(error, str(self.dirs.events)) from error
+        self._writer.close()
+        self._writer = EventWriter(self.dirs.events)
+        for job_id in shorter.gone:
+            del self.log.jobs[job_id]
+        self.log.archives, self.log.archived = shorter.archives, shorter.archived
+        self._view.start_again()
+        self._view.forget()
+        self._in_snapshot, self._pause_bytes = self._writer.size, len(shorter.snapshot) // 8
+        try:
+            atomic_write(self.dirs.snapshot, shorter.snapshot, mode=PRIVATE)
+        except PliantError as error:
+            _log.warning("%s is not written: %s", self.dirs.snapshot, error)
 
     def _pass_on(self, sink: Sink, events: Sequence[Event]) -> None:
         try:

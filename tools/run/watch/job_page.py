@@ -44,7 +44,6 @@ from pliant.schemas.events import (
     Updated,
     typed,
 )  # fmt: skip
-from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.text import (
     Column,
     between_text,
@@ -64,6 +63,7 @@ from pliant.tools.profile.torchrun.start import last_lines
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import LATEST, MOST_NAMES
 from pliant.tools.run.statedir.directory import StateDir, account_name
+from pliant.tools.run.statedir.log.archive import events_about
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.output_paths import output_file
 from pliant.tools.run.watch.attempt_code import CodeRecord, code_facts, code_fields
@@ -136,7 +136,7 @@ def history(dirs: StateDir, job_id: str, *, shown: Shown | None = None) -> list[
     """
     if not dirs.events.exists():
         return []
-    events = (event for block in LogReader(dirs.events).read_all() for event in seen_of(block, shown))
+    events = (event for block in events_about(dirs, job_id) for event in seen_of(block, shown))
     rows: list[Happened] = []
     missing: list[str] = []
     for row in events:

@@ -140,7 +140,10 @@ EVERY_JOB: Final = JobFilter()
 
 
 def status_of(status: Status, job_id: str, now_s: float) -> JobStatus | None:
-    return next((job for job in statuses(status, now_s) if job.id == job_id), None)
+    """The job with an id; else the newest one of that name, of those that archives hold."""
+    jobs = statuses(status, now_s)
+    by_id = (job for job in jobs if job.id == job_id)
+    return next(by_id, next((job for job in reversed(jobs) if job.log.job.name == job_id), None))
 
 
 def in_order(log: RunLog) -> list[JobLog]:

@@ -8,23 +8,25 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import ENDS, Event
 from pliant.schemas.events import EpochEnded, Placed, Progressed, Submitted, typed, with_only
-from pliant.schemas.file_io.events import LogReader, event_lines
-from pliant.schemas.file_io.json_lines import header
+from pliant.schemas.file_io.archives import all_events, archives_of, is_mark, shifted
+from pliant.schemas.file_io.events import LogPlace, LogReader, event_lines
+from pliant.schemas.file_io.json_lines import FIRST, header
 from pliant.schemas.text import counted
 from pliant.tools.profile.torchrun.start import workers_of
 from pliant.tools.run.backends.protocol import Handle, read_record
 from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.directory import StateDir, check_job, check_seen
+from pliant.tools.run.statedir.log.archive import events_about, with_archived
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.log.snapshot import LogView, repairable
-from pliant.tools.run.statedir.log.worker_reports import Tail
 from pliant.tools.run.statedir.state import no_state_directory, no_such_job
 from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
@@ -59,8 +61,12 @@ def last_events(state: Path, count: int, *, shown: Shown | None = None) -> Itera
     check_seen(dirs)
     newest: deque[Event] = deque(maxlen=count)
     try:
-        for events in LogReader(dirs.events).read_all():
-            newest.extend(seen_of(events, shown))
+        for read in (LogReader(dirs.events).read_all, partial(all_events, dirs.events)):
+            newest.clear()
+            for events in read():
+                newest.extend(seen_of(events, shown))
+            if len(newest) == count or not archives_of(dirs.events):
+                break
     except BadInputError as error:
         raise repairable(error, state) from error
     yield header("event")
@@ -81,7 +87,7 @@ def job_events(state: Path, job_id: str, *, shown: Shown | None = None) -> Itera
     check_seen(dirs)
     about, submitted, shown_events = {job_id}, dict[str, Event](), list[Event]()
     try:
-        for row in (row for rows in LogReader(dirs.events).read_all() for row in rows):
+        for row in (row for rows in events_about(dirs, job_id) for row in rows):
             event, seen = typed(row), row if shown is None else shown(row)
             beside = event.beside if isinstance(event, Placed) else None
             if isinstance(event, Submitted) and seen is not None:
@@ -161,6 +167,7 @@ class _Log:
         self._path = path
         self._reader = LogReader(path)
         self._file: tuple[int, int] | None = None
+        self._archives = archives_of(path)
 
     def fresh(self, state: Path) -> list[Event]:
         """:param state: the directory as its user names it, for messages."""
@@ -168,9 +175,12 @@ class _Log:
             status = self._path.stat()
             file = status.st_dev, status.st_ino
             if self._file not in (None, file) or status.st_size < self._reader.place.bytes:
-                self._reader = LogReader(self._path)
+                before, self._archives = self._archives, archives_of(self._path)
+                shorter = before.keys() < self._archives.keys()
+                place = shifted(self._reader.place.bytes, before, self._archives) if shorter else 0
+                self._reader = LogReader(self._path, LogPlace(place, 1, None if place else FIRST.decode()))
             self._file = file
-            return [event for _, event in self._reader.read()]
+            return [event for _, event in self._reader.read() if not is_mark(event)]
         except FileNotFoundError:
             return []
         except BadInputError as error:
@@ -198,8 +208,8 @@ def job_output(
     dirs = StateDir(state)
     _check_known(dirs, job_id)
     check_job(dirs, job_id)
-    output, ends = JobOutput(dirs, job_id, lines, attempt, rank), Tail(dirs.events, only=ENDS)
-    while follow and all(event.job != job_id for event in ends.read()):
+    output, log = JobOutput(dirs, job_id, lines, attempt, rank), _Log(dirs.events)
+    while follow and all(event.job != job_id or event.event not in ENDS for event in log.fresh(state)):
         yield from output.fresh()
         yield b""
         time.sleep(_POLL_S)
@@ -207,7 +217,7 @@ def job_output(
 
 
 def _check_known(dirs: StateDir, *job_ids: str) -> None:
-    known = known_ids(Watcher(dirs.path).look())
+    known = known_ids(Watcher(dirs.path).look(archived=job_ids))
     if unknown := [job_id for job_id in job_ids if job_id not in known]:
         raise no_such_job(dirs.path, unknown, known)
 
@@ -222,8 +232,8 @@ def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[JobLog | None]:
     dirs, left = StateDir(state), list(dict.fromkeys(job_ids))
     _check_known(dirs, *left)
     view = LogView(dirs)
+    jobs = with_archived(view.refresh(), dirs, left).jobs
     while left:
-        jobs = view.refresh().jobs
         for job_id in [each for each in left if each in jobs and jobs[each].ended]:
             left.remove(job_id)
             yield jobs[job_id]
@@ -232,6 +242,7 @@ def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[JobLog | None]:
                 _check_known(dirs, *waiting)
             yield None
             time.sleep(_POLL_S)
+            jobs = view.refresh().jobs
 
 
 class JobOutput:

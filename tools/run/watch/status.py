@@ -21,7 +21,7 @@ from pliant.schemas.cluster import Cluster, Preemptible
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.events import Decided, Submitted, typed
-from pliant.schemas.file_io.events import LogReader
+from pliant.schemas.file_io.archives import all_events
 from pliant.schemas.io import read_cluster, read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
@@ -33,6 +33,7 @@ from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
 from pliant.tools.run.statedir.kept_inputs import kept_cluster, kept_profile
+from pliant.tools.run.statedir.log.archive import with_archived
 from pliant.tools.run.statedir.log.fold import AS_JSON, Drain, JobLog, LeftOut, RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.log.worker_reports import (
@@ -138,8 +139,9 @@ class Watcher:
         self._looked_ahead: tuple[float, object] = (float("-inf"), None)
         self._reports = Reports(self.dirs)
 
-    def look(self, *, ahead: bool = False) -> Status:
+    def look(self, *, ahead: bool = False, archived: Sequence[str] = ()) -> Status:
         """:param ahead: predict when jobs start and end.
+        :param archived: ids or names of jobs to look for in archives, too; "*" for all.
 
         :raises BadInputError: the log is damaged.
         """
@@ -158,6 +160,8 @@ class Watcher:
         holder = holder_of(self.dirs.lock)
         expected = self._look_ahead(schedule, requests) if ahead else None
         self._view.forget()
+        if archived:
+            log = with_archived(log, self.dirs, None if "*" in archived else archived)
         reasons, (launched, over) = _reasons(schedule), _attempts(self.dirs, log, by_a_run=holder is not None)
         return Status(
             log,
@@ -579,9 +583,9 @@ class LiveState:
         return [job for job in asked if job.id not in self.log.jobs and job.id not in cancelled]
 
     def events(self) -> list[Event]:
-        """All events of the log."""
+        """All events of the log and its archives."""
         if self._events is None:
-            self._events = [event for _, event in LogReader(self._dirs.events).read(to_the_end=True)]
+            self._events = [event for block in all_events(self._dirs.events) for event in block]
         return self._events
 
     def past(self, moments: int, session: Session) -> Iterator[PastMoment]:

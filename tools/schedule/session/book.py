@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, MutableMapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,6 +28,8 @@ class BookState:
     """Jobs that have ended without having finished, and how."""
     rejections: dict[str, str] = field(default_factory=dict)
     """Jobs rejected without a decision of the policy, and why, until the log has them."""
+    archived: dict[str, tuple[End, str | None]] = field(default_factory=dict)
+    """How jobs that the log has no longer ended, and their arrays, where others start after them."""
 
 
 class JobBook(SessionPart[BookState]):
@@ -53,14 +55,25 @@ class JobBook(SessionPart[BookState]):
 
     def outcome(self, job_id: str) -> End | None:
         """How a job has ended. Returns None if it has not, or is to come."""
-        return self.state.outcomes.get(job_id, "finished") if job_id in self.ended else None
+        if job_id in self.ended:
+            return self.state.outcomes.get(job_id, "finished")
+        return self.state.archived[job_id][0] if job_id in self.state.archived else None
 
     def array_of(self, job_id: str) -> str | None:
         """The array of a job. Returns None if it is of none, or no longer known."""
+        if job_id in self.state.archived:
+            return self.state.archived[job_id][1]
         with suppress(LookupError):
             array = (self.active.get(job_id) or self.ended[job_id]).spec.array
             return None if array is None else array.name
         return None
+
+    def forget(self, job_ids: Iterable[str], archived: Mapping[str, tuple[End, str | None]]) -> None:
+        """Jobs that ended long ago are known no more, except for what others were to wait for."""
+        for job_id in job_ids:
+            self.ended.pop(job_id, None)
+            self.state.outcomes.pop(job_id, None)
+        self.state.archived = dict(archived)
 
     def alike(self, job: Job) -> JobState | None:
         """An earlier job of the same form, which waited for nothing."""

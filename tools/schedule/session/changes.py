@@ -25,6 +25,8 @@ class ChangesState:
     """Time of the last change."""
     concern_cpus: bool = False
     """Whether anything has changed since the last decision while there were jobs without GPUs."""
+    before: int = 0
+    """Number of changes before the first one, of jobs that the log has no longer."""
 
 
 class SessionChanges(SessionPart[ChangesState]):

@@ -188,24 +188,24 @@ class PolicyHost:
         of another version, or newer than this session.
         """
         log = self._changes
-        past, entries = log.past, log.entries
+        past, entries, before = log.past, log.entries, log.state.before
         fits = (
             saved is not None
             and saved.state is not None
             and (saved.policy, saved.version) == (self.policy.name, self._state_version)
-            and saved.changes_seen <= len(past) + len(entries)
+            and saved.changes_seen <= before + len(past) + len(entries)
         )
         if self.learns:
-            self._learn_from([*past, *entries], 0)
-        seen = saved.changes_seen if fits and saved is not None else 0
+            self._learn_from([*past, *entries], before)
+        seen = max(0, saved.changes_seen - before) if fits and saved is not None else 0
         if self._quota is not None and fits and saved is not None and not self._quota.has_states(saved.state):
             seen = 0  # its policies rebuild what they need from the whole history
         log.entries = [*past[seen:], *entries[max(0, seen - len(past)) :]]
-        log.past = ()
+        log.past, log.seen = (), before
         if fits and saved is not None:
             with blaming(type(self.policy)):
                 self._asked.load_state(saved.state, jobs)
-            log.seen = seen
+            log.seen = before + seen
         return fits
 
 

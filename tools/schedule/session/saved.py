@@ -168,7 +168,7 @@ def resume(session: Session, saved: SavedSession) -> list[Event]:
         values = facts.parts[name]
         part.restore(type(part.state)(**{field: _shaped(value) for field, value in values.items()}))
     if session.usage is not None and facts.usage is not None:
-        _restore_usage(session.usage, facts.usage)
+        restore_usage(session.usage, facts.usage)
     session.jobs.update({job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active})
     ended = {job_id: saved.jobs[job_id] for job_id in facts.ended}
     session.book.ended = states_kept_small(ended, saved.spec_of)
@@ -187,8 +187,16 @@ def _by_owner(values: Mapping[Owner, float]) -> list[list[Any]]:
     return [[*owner, value] for owner, value in values.items()]
 
 
-def _restore_usage(usage: TeamUsage, values: Sequence[Any]) -> None:
-    usage.since_s, usage.changed_s, *tables = values
+def usage_before(usage: Sequence[Any], time_s: float) -> list[Any]:
+    """Usage with its times as seconds before another time, for another clock."""
+    since_s, changed_s, *tables = usage
+    return [since_s - time_s, changed_s - time_s, *tables]
+
+
+def restore_usage(usage: TeamUsage, values: Sequence[Any], from_s: float = 0.0) -> None:
+    """:param from_s: what its times count from."""
+    since_s, changed_s, *tables = values
+    usage.since_s, usage.changed_s = from_s + since_s, from_s + changed_s
     by_owner = [{Owner(team, user): value for team, user, value in table} for table in tables]
     usage.gpu_s, usage.held, usage.changes = by_owner
 

@@ -193,6 +193,16 @@ def srun_step(step: StepRequest, argv: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def shell_step(slurm_job: str, node: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """Start a step with a terminal in a job that runs; it takes nothing from the other steps."""
+    return (
+        *("srun", "--quiet", f"--jobid={slurm_job}", "--overlap", "--pty", "--nodes=1", "--ntasks=1"),
+        *("--mem=0", "--gres=none", "--mpi=none", "--cpu-bind=none", "--chdir=/"),
+        *((f"--nodelist={node}",) if node else ()),
+        *argv,
+    )
+
+
 def escaped(path: Path) -> str:
     """A path as a file name for srun, where a percent sign would begin a pattern."""
     return str(path).replace("%", "%%")

@@ -617,6 +617,10 @@ class RunLog:
     counts: RunTotals = field(default_factory=RunTotals)
     entitled: dict[str, int] = field(default_factory=dict)
     """GPUs that teams were entitled to at the last decision; empty where the cluster is one pool."""
+    archives: dict[str, int] = field(default_factory=dict)
+    """Archives of jobs that ended long ago, and by how many bytes each has made the log shorter."""
+    archived: dict[str, tuple[End, str | None]] = field(default_factory=dict)
+    """How jobs of archives ended, and their arrays, where jobs of this log were to start after them."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
     """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
@@ -844,8 +848,10 @@ def awaited(job: Job, log: RunLog) -> Wait | None:
 
 
 def _array_of(job_id: str, log: RunLog) -> str | None:
-    found = log.jobs.get(job_id)
-    return None if found is None or found.job.array is None else found.job.array.name
+    job = log.jobs.get(job_id)
+    if job is None:
+        return log.archived[job_id][1] if job_id in log.archived else None
+    return None if job.job.array is None else job.job.array.name
 
 
 def unsatisfiable_jobs(log: RunLog) -> dict[str, str]:
@@ -879,4 +885,6 @@ def jobs_of_spent_arrays(log: RunLog) -> dict[str, str]:
 
 def _outcome(job_id: str, log: RunLog) -> End | None:
     job = log.jobs.get(job_id)
-    return None if job is None else _ENDS.get(job.phase)
+    if job is None:
+        return log.archived[job_id][0] if job_id in log.archived else None
+    return _ENDS.get(job.phase)

@@ -23,6 +23,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 from zlib import crc32
@@ -90,6 +91,8 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
 
 T = TypeVar("T")
+SessionStates = tuple[SessionFacts, Mapping[str, bytes]]
+"""A session, and the states of its jobs."""
 SCHEMA: Final = "pliant.snapshot/1"
 MEANING: Final = 13
 """To be raised when events come to mean something else, so that older snapshots are made again."""
@@ -106,6 +109,7 @@ _ENDS: Final[Mapping[JobPhase, type[Ended]]] = {
     "rejected": Rejected,
 }
 _AS_SUBMITTED: Final = frozenset({"job", "submitted_s"})
+_part_record: Final = cache(TypeAdapter[Any])
 _FIELDS: Final = frozenset(each.name for each in fields(JobLog)) - _AS_SUBMITTED - PARTS.keys()
 
 
@@ -206,21 +210,38 @@ def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding) -> int:
     :param log: the whole log, folded.
     :raises PliantError: the log cannot be read, or the snapshot not be written.
     """
+    place, session = session_of_log(dirs, log, rebuilding)
+    data = snapshot_bytes(place, log, session)
+    atomic_write(dirs.snapshot, data, mode=PRIVATE)
+    return place.bytes if session is None else len(data) // 8
+
+
+def snapshot_bytes(place: LogPlace, log: RunLog, session: SessionStates | None) -> bytes:
+    """The snapshot of a log up to a place in it."""
+    data = b"\n".join(_lines(place, log, session))
+    head = {"schema": SCHEMA, "folds_to": folds_to(), "crc": crc32(data), "bytes": place.bytes}
+    return json.dumps(head).encode() + b"\n" + data
+
+
+def session_of_log(
+    dirs: StateDir, log: RunLog, rebuilding: Rebuilding
+) -> tuple[LogPlace, SessionStates | None]:
+    """Where a log ends, and the session that it leads to. The caller holds the lock.
+
+    :raises PliantError: the log cannot be read.
+    """
     before = read_snapshot(dirs)
     kept = before.session if before is not None and before.place.is_in(dirs.events) else None
     if kept is not None and kept.facts.basis != rebuilding.basis:
         kept = None
     reader = LogReader(dirs.events, before.place if before is not None and kept is not None else None)
     session = _session(rebuilding, kept, (event for _, event in reader.read()), dirs, log)
-    data = b"\n".join(_lines(reader.place, log, session))
-    head = {"schema": SCHEMA, "folds_to": folds_to(), "crc": crc32(data), "bytes": reader.place.bytes}
-    atomic_write(dirs.snapshot, json.dumps(head).encode() + b"\n" + data, mode=PRIVATE)
-    return reader.place.bytes if session is None else len(data) // 8
+    return reader.place, session
 
 
 def _session(
     rebuilding: Rebuilding, kept: SavedSession | None, events: Iterable[Event], dirs: StateDir, log: RunLog
-) -> tuple[SessionFacts, Mapping[str, bytes]] | None:
+) -> SessionStates | None:
     fold = SessionFold(rebuilding.session(), str(dirs.events), kept, reloads=log.reloads > 0)
     try:
         for event in on_clock(events, rebuilding.basis.origin_s):
@@ -230,9 +251,7 @@ def _session(
     return fold.keep(rebuilding.basis)
 
 
-def _lines(
-    place: LogPlace, log: RunLog, session: tuple[SessionFacts, Mapping[str, bytes]] | None
-) -> Iterator[bytes]:
+def _lines(place: LogPlace, log: RunLog, session: SessionStates | None) -> Iterator[bytes]:
     facts, states = session or (None, {})
     values = {
         "place": asdict(place),
@@ -256,6 +275,7 @@ def is_past_of(log: RunLog, known: RunLog) -> bool:
     """Whether a log may be what another one was earlier: of the same run, with nothing later."""
     return (
         log.last_s <= known.last_s
+        and log.archives.keys() <= known.archives.keys()
         and (log.info is None or _began(log) == _began(known))
         and all(
             job_id in known.jobs and known.jobs[job_id].submitted_s == job.submitted_s
@@ -279,7 +299,7 @@ def restoring(events: Iterable[Event], known: RunLog) -> list[Event]:
         for event in more:
             log.add(event)
         events_lost += more
-    if (rest := _rest(log, known)) is not None:
+    if (rest := rest_event(log, known)) is not None:
         events_lost.append(rest)
     return events_lost
 
@@ -413,7 +433,7 @@ def _report(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
             yield row_of(Progressed(at_s, job_id, samples_done=job.samples_done, loss=job.loss))
 
 
-def _rest(log: RunLog, known: RunLog) -> Event | None:
+def rest_event(log: RunLog, known: RunLog) -> Event | None:
     """What no event has said. Returns None if nothing is left."""
     own = _differing(RUN_RECORD, log, known, RESTORED)
     jobs = {
@@ -430,10 +450,12 @@ def _rest(log: RunLog, known: RunLog) -> Event | None:
 
 def _of_job(log: JobLog, known: JobLog) -> dict[str, Any]:
     """As :func:`_differing`, of a job and all parts of its record."""
+    if log == known:
+        return {}
     values = _differing(JOB_RECORD, log, known, _FIELDS)
     for part, kind in PARTS.items():
         names = [each.name for each in fields(kind)]
-        values |= _differing(TypeAdapter(kind), getattr(log, part), getattr(known, part), names)
+        values |= _differing(_part_record(kind), getattr(log, part), getattr(known, part), names)
     return dict(sorted(values.items()))
 
 
@@ -584,6 +606,9 @@ class LogView:
         """See how the snapshot and the log differ; take what the log has lost from ``other``."""
         before, self.misfit = self.misfit, None
         behind, size = bytes_behind(self._dirs), self._dirs.events.stat().st_size
+        if other is not None and not self.log.archives.keys() <= other.log.archives.keys():
+            self.stale = True  # an archive was made since, and then the process died
+            return
         if other is not None and is_past_of(self.log, other.log):
             events = self._all_events()
             self._lost = restoring(events, other.log)
