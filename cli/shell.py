@@ -101,7 +101,7 @@ def shell(
     directory = state_directory(state)
     client = client_for(directory)
     kind = {"types": None if gpu_type is None else gpu_type.split(",")}
-    starts = where_of(None, None if only is None else [only], None, {"cpu": cpus, "memory": memory})
+    starts = where_of(None, only, None, {"cpu": cpus, "memory": memory})
     fields = job_fields(gpus or "1", kind, starts, None, name, relaunch=False)
     own: dict[str, Any] = {"launcher": "program", "elastic": "none", "retries": 0}
     job = of_script(("shell",), {**fields, **own, "limits": {"run_seconds": limit}}, directory)[0]

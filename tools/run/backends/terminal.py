@@ -179,7 +179,7 @@ class Session:
 
     def _turn(self) -> bool:
         """Pass on what there is; returns False once the shell or the client is gone."""
-        stream = self._frames.stream
+        stream = self._frames.stream.fileno()
         reads = [self._master] + ([stream] if len(self._typed) < _BLOCK else [])
         ready, writable, _ = select.select(reads, [self._master] if self._typed else [], [], POLL_S)
         if self._master not in ready and self._shell_ended():
@@ -278,12 +278,13 @@ def _passed_on(frames: Frames, source: int, sink: int, wakes: int) -> int | None
 
     :raises OSError: one of its ends is gone.
     """
-    ready, _, _ = select.select([source, frames.stream, wakes], [], [])
+    stream = frames.stream.fileno()
+    ready, _, _ = select.select([source, stream, wakes], [], [])
     if wakes in ready:
         if {*os.read(wakes, _BLOCK)} - {signal.SIGWINCH}:
             return LOST
         _send_size(frames, source)
-    if frames.stream in ready:
+    if stream in ready:
         messages = frames.receive()
         for kind, data in messages or ():
             if kind == b"x":
