@@ -195,7 +195,8 @@ RUNNING: Final = Phase.RUNNING
 
 _OF_SPEC: Final = (
     *("spec", "priority", "requested", "per_replica", "min_gpus", "any_number", "is_elastic", "takes_room"),
-    *("types", "room", "any_node", "barred", "room_now", "room_by_node", "kind", "is_speed_guessed"),
+    *("types", "room", "room_most", "any_node", "barred", "room_now", "room_by_node", "kind"),
+    "is_speed_guessed",
 )
 """Fields of a job's state that follow from its spec and the cluster."""
 
@@ -263,6 +264,8 @@ class JobState:
     room: Mapping[str, int] | None = None
     """Most of its workers by GPU type that the nodes on which it may run have CPUs, memory and bandwidth
     for, in whole replicas; None: it demands none, its replicas have one GPU each, and it may run anywhere."""
+    room_most: int | None = None
+    """The largest of ``room``; None: ``room`` is."""
     any_node: bool = True
     """Whether it may run on every node of its types, and leaves none of their CPUs, memory and bandwidth too
     few for others; False where ``room`` says more than its types."""
@@ -371,8 +374,8 @@ class JobState:
     def max_gpus(self, cluster_gpus: int) -> int:
         """The most GPUs that it may get in a cluster of ``cluster_gpus``."""
         own = self.spec.max_gpus(cluster_gpus)
-        if self.room is not None:
-            own = min(own, max(self.room.values(), default=0))
+        if self.room_most is not None and own > self.room_most:
+            own = self.room_most
         return own if self.most is None else self.spec.gpus.whole(min(own, self.most))
 
     def sizes(self, cluster_gpus: int) -> Sequence[int]:
@@ -470,6 +473,11 @@ class JobState:
     def work_samples(self) -> float | None:
         """The samples at which the job ends, whatever is predicted; None: unknown."""
         return self._hidden_samples if self.predicted or self.revealed else self.total_samples
+
+    def limit_room(self, room: Mapping[str, int] | None) -> None:
+        """Nodes have room for these workers by GPU type; None: for any number."""
+        self.room, self.room_most = room, None if room is None else max(room.values(), default=0)
+        self.kind = None
 
     def hide_work(self, work_samples: float | None = None) -> None:
         """Hide the work from policies: the given amount, or what the job states."""

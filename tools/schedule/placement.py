@@ -17,7 +17,7 @@ import copy
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Final, TypeVar
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState, Place
@@ -149,11 +149,10 @@ class FreeGpus:
         :param barred: nodes that it may not be on, by index.
         """
         if barred:
-            types = list(gpu_types)
-            flat = self._topology.is_flat
-            if flat and not keep and (place := self._on_one_open_node(gpus, types, barred)):
+            types = [kind for kind in gpu_types if self._open(kind, barred) >= gpus]
+            if types and not stays and (place := self._on_one_open_node(gpus, types[0], keep, barred)):
                 return place
-            hidden = self._hide(barred)
+            hidden = self._hide(barred) if types else ()
             place = self.choose(gpus, types, keep, per_replica=per_replica, stays=stays)
             self.give(hidden)
             return place
@@ -171,19 +170,27 @@ class FreeGpus:
                 return places.named(sorted(fresh) if len(fresh) > 1 else fresh)
         return None
 
+    def _open(self, gpu_type: str, barred: Sequence[int]) -> int:
+        """Free GPUs of a type on all nodes but these."""
+        free, kinds = self._free, self._gpu_types
+        barred_gpus = sum([free[index] for index in barred if kinds[index] == gpu_type])
+        return self.by_type.get(gpu_type, 0) - barred_gpus
+
     def _on_one_open_node(
-        self, gpus: int, gpu_types: Iterable[str], barred: Sequence[int]
+        self, gpus: int, gpu_type: str, keep: NodeGpus, barred: Sequence[int]
     ) -> NodeGpus | None:
-        """As :meth:`choose`, where one node of the first type with that many GPUs holds them; else None.
+        """As :meth:`choose`, where one node holds them and neither switches nor levels count; else None.
 
         Hiding most nodes of a large cluster takes ten times as long.
         """
-        for gpu_type in gpu_types:
-            shelf = self._topology.types.get(gpu_type)
-            if shelf is not None and shelf.total >= gpus:
-                index = shelf.first(gpus, barred)
-                return None if index is None else self._places.named([(index, gpus)])
-        return None
+        topology, places = self._topology, self._places
+        shelf = topology.types[gpu_type]
+        if not topology.is_flat or (index := shelf.first(gpus, barred)) is None or self.bars(keep, barred):
+            return None
+        own = [self._by_name[name] for name, _ in keep]
+        if any(node.gpu_type == gpu_type and self._free[node.index] >= gpus for node in own):
+            return places.named(self._around_in(gpus, gpu_type, keep, 1, shelf))
+        return places.named([(index, gpus)])
 
     def on_one_node(self, per_replica: int, gpu_type: str) -> int:
         """GPUs of a replica that are on one node: all, or 1 if no node of the type has as many."""
@@ -203,6 +210,15 @@ class FreeGpus:
         for placement in leaving:
             other.give(placement)
         return other
+
+    def with_places(self, placements: Iterable[NodeGpus]) -> tuple[dict[str, int], list[int]]:
+        """GPUs by type, and by index of the node, that are free or of these placements."""
+        by_type, by_node = dict(self.by_type), list(self._free)
+        for name, count in chain.from_iterable(placements):
+            index = self._index_of[name]
+            by_node[index] += count
+            by_type[self._gpu_types[index]] += count
+        return by_type, by_node
 
     # Other orders, for a policy that places itself; switches and levels do not count. The type must have as
     # many free.

@@ -56,6 +56,9 @@ class _Block:
     def __post_init__(self) -> None:
         self.least = min(self.work)
 
+    def __deepcopy__(self, memo: object) -> _Block:
+        return _Block(self.turns.copy(), self.jobs.copy(), self.work.copy())
+
 
 class WaitingLine:
     """Jobs in order of turn. Adding, removing and finding one cost O(block + jobs / block)."""

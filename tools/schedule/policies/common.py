@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from pliant.schemas.checks import constraint_of
 from pliant.schemas.text import in_gpus
@@ -29,6 +29,16 @@ class Grant(NamedTuple):
 
     gpus: int
     gpu_type: str
+
+
+class JobRecord:
+    """What a policy keeps of one job, as a dataclass. Copies share its values, of which only jobs change."""
+
+    __slots__ = ()
+    __match_args__: tuple[str, ...] = ()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return type(self)(*[getattr(self, name) for name in self.__match_args__])
 
 
 # Which arrivals can never run.
@@ -163,8 +173,9 @@ class GpuBudget:
         if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
             return Grant(gpus, job.gpu_type)
         best: tuple[float, str] | None = None
+        room = job.room_now
         for kind, left in self.left.items():
-            if left < gpus or not (job.room_now is None or job.fits_now(gpus, kind)):
+            if left < gpus or (room is not None and room.get(kind, 0) < gpus):
                 continue
             if (rate := speeds.rate(job, gpus, kind)) > 0:
                 candidate = (-rate, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pliant.tools.schedule.rates import Speeds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SharingJob:
     """One job that shares, with the fewest and the most GPUs it takes."""
 
@@ -44,6 +45,8 @@ class SharedType:
     promised: int = 0
     """Sum of the members' minima."""
     members: list[SharingJob] = field(default_factory=list)
+    in_turn: bool = False
+    """Whether members that moved here have put all of them in order of priority, then of arrival."""
 
     def share_with_one_more(self) -> float:
         return self.gpus / (len(self.members) + 1)
@@ -53,6 +56,14 @@ class SharedType:
 
     def add(self, member: SharingJob) -> None:
         self.members.append(member)
+        self.promised += member.low
+
+    def insert(self, member: SharingJob) -> None:
+        """Add a job that is not the last in turn."""
+        if not self.in_turn:
+            self.members.sort(key=_turn)
+            self.in_turn = True
+        insort(self.members, member, key=_turn)
         self.promised += member.low
 
     def remove(self, member: SharingJob) -> None:
@@ -106,6 +117,10 @@ class FairShare(Policy):
             )
             for job in snapshot.jobs.values()
         }
+
+
+def _turn(member: SharingJob) -> tuple[float, float, str]:
+    return member.job.turn
 
 
 def _parts(pool: SharedType, speeds: Speeds) -> list[int]:
@@ -188,7 +203,6 @@ def _move_one(snapshot: Snapshot, crowded: SharedType, pools: Mapping[str, Share
         for pool in roomier:
             if pool.has_room(member.low) and _runs_on(snapshot, member.job, pool.gpu_type):
                 crowded.remove(member)
-                pool.add(_member(member.job, pool.gpus))
-                pool.members.sort(key=lambda each: each.job.turn)
+                pool.insert(_member(member.job, pool.gpus))
                 return True
     return False

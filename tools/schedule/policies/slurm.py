@@ -20,6 +20,7 @@ from pliant.tools.schedule.policies.backfill import FreeAhead, waits
 from pliant.tools.schedule.policies.common import (
     GpuBudget,
     Grant,
+    JobRecord,
     explain_gang,
     is_in_reach,
     reject_arrivals,
@@ -54,7 +55,7 @@ class Factors(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Record:
+class _Record(JobRecord):
     """What Slurm knows of one active job."""
 
     job: JobState

@@ -16,6 +16,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
     GpuBudget,
     Grant,
+    JobRecord,
     decision_from_grants,
     explain_gang,
     reject_impossible,
@@ -25,7 +26,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 
 @dataclass(slots=True)
-class _Member:
+class _Member(JobRecord):
     job: JobState
     queue: int
     entered_s: float

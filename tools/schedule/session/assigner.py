@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Final
 
 from pliant.tools.schedule.jobs import JobState, NodeGpus
@@ -291,32 +290,22 @@ class Assigner:
         if not crowded:
             return shares
         places = [place for job_id in targets if (place := jobs[job_id].placement)]
-        for job in jobs.values():
-            if job.gpus and id(job.barred) in crowded and job.is_elastic and job.id not in targets:
+        for job in [job for job in jobs.values() if job.gpus]:
+            if id(job.barred) in crowded and job.is_elastic and job.id not in targets:
                 sharing.setdefault((id(job.barred), job.gpu_type), {})[job] = job.gpus
                 places.append(job.placement)
-        room = self._room_with(places)
+        by_type, by_node = self._cluster.free.with_places(places)
+        nodes = self._cluster.nodes
         for (where, kind), wanted in sharing.items():
             if where not in crowded:
                 continue
-            kinds = [each for each in room if kind in (None, each) and crowded[where].may_use(each)]
-            closed = [self._cluster.nodes[index] for index in crowded[where].barred]
-            left = sum(sum(room[each].values()) for each in kinds)
-            left -= sum(room[node.gpu_type][node.name] for node in closed if node.gpu_type in kinds)
+            kinds = [each for each in by_type if kind in (None, each) and crowded[where].may_use(each)]
+            closed = [by_node[index] for index in crowded[where].barred if nodes[index].gpu_type in kinds]
+            left = sum(by_type[each] for each in kinds) - sum(closed)
             if sum(wanted.values()) > left:
                 parts = _parts(wanted, left)
                 shares |= {job_id: RoomShare(gpus, kind) for job_id, gpus in parts.items()}
         return shares
-
-    def _room_with(self, places: Iterable[NodeGpus]) -> dict[str, dict[str, int]]:
-        """GPUs by type and node that are free or belong to these places."""
-        free = self._cluster.free
-        room: dict[str, dict[str, int]] = {kind: {} for kind in free.by_type}
-        for node in self._cluster.nodes:
-            room[node.gpu_type][node.name] = free.free_on(node.name)
-        for name, count in chain.from_iterable(places):
-            room[free.node(name).gpu_type][name] += count
-        return room
 
     # Jobs without GPUs.
 

@@ -118,8 +118,9 @@ class JobBook(SessionPart[BookState]):
         spec = self._cluster.where(state)
         if not state.requested:
             return
-        state.types, state.kind = self._cluster.speeds.types_of(spec), None
-        state.room = state.room_now = state.room_by_node = None
+        state.types = self._cluster.speeds.types_of(spec)
+        state.limit_room(None)
+        state.room_now = state.room_by_node = None
         state.barred, state.any_node = (), True
         self._limit_room(state, spec)
 
@@ -127,7 +128,8 @@ class JobBook(SessionPart[BookState]):
         if not state.requested or not (state.takes_room or state.types is not None):
             return
         room = self._cluster.capacities.room_for(spec)
-        state.room, state.barred, state.kind = room.by_type, room.barred, None
+        state.limit_room(room.by_type)
+        state.barred = room.barred
         if state.barred or state.takes_room:
             state.any_node, state.room_by_node = False, room.by_node
         self._cluster.update_room([state])

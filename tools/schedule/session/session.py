@@ -618,9 +618,11 @@ def _limited(jobs: Mapping[str, JobState], shares: Mapping[str, RoomShare]) -> I
     limited = [(job, share) for job_id, share in shares.items() if (job := jobs.get(job_id)) is not None]
     before = [(job, job.room, job.room_now, job.kind) for job, _ in limited]
     for job, share in limited:
-        job.room, job.room_now, job.kind = share.of(job.room or {}), share.of(job.room_now or {}), None
+        job.limit_room(share.of(job.room or {}))
+        job.room_now = share.of(job.room_now or {})
     try:
         yield
     finally:
         for job, room, room_now, kind in before:
-            job.room, job.room_now, job.kind = room, room_now, kind
+            job.limit_room(room)
+            job.room_now, job.kind = room_now, kind

@@ -26,6 +26,7 @@ from typing import Final, Protocol, TypeVar
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.demand import sizes_below
 from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.policies.common import JobRecord
 from pliant.tools.schedule.policy import Explanation, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -174,7 +175,7 @@ class Queue:
 
 
 @dataclass(slots=True, eq=False)
-class QueuedJob:
+class QueuedJob(JobRecord):
     """One job in the queue and what the last pass gave it."""
 
     key: Key
