@@ -51,7 +51,8 @@ class Drl(Policy):
     The baseline DRL of ONES (SC '21), section 4.1: the scheduler of Chic (IWQoS '19) for all-reduce. A
     small network scores every action: to start a waiting job on a size that fits, to double or halve a
     running one, or to change nothing. The best action is taken, then the best of those left, until none
-    is better than to change nothing. No job is preempted. Departures from the papers, which print
+    is better than to change nothing. No job is preempted. Jobs that the network leaves out have no GPUs,
+    also where all may run on the same few nodes only. Departures from the papers, which print
     neither network nor features: a score for each action instead of one output for each job; greedy
     except while training.
 

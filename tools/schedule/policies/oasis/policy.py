@@ -371,7 +371,7 @@ class Oasis(BooksSlots):
     its resources. If that payoff is positive, these slots are the job's, and prices rise for those after
     it; else it is rejected, with the value or the target with which it would not have been. Prices grow
     exponentially with the booked part of a resource, from the least (L) to the most (U) that a unit is
-    worth.
+    worth. Jobs that may run on the same few nodes only share them with those alone that have slots now.
 
     A job says by ``utility`` what finishing in time is worth to it, by ``resources`` what its workers
     and parameter servers need, and by ``gpus.max`` how many workers it can use. Where it pays is in
