@@ -83,6 +83,14 @@ def trace_import(
             help="The trace beside the measurements (pollux, sia, ones, gavel, shockwave, elasticflow)."
         ),
     ] = None,
+    cpu_jobs: Annotated[
+        bool,
+        typer.Option(
+            "--cpu-jobs",
+            help="Keep jobs that used no GPU, with the cores and memory of their node (helios, pai, "
+            "alibaba-v2023, slurm).",
+        ),
+    ] = False,
     begin: Annotated[
         str | None,
         typer.Option(
@@ -132,6 +140,7 @@ def trace_import(
                 cluster=cluster,
                 mapping=mapping,
                 zone=time_zone,
+                cpu_jobs=cpu_jobs,
                 selection=Selection(begin, end, user or (), vc or (), sample, scale_time),
                 progress=advance,
             )

@@ -38,9 +38,7 @@ def test_jobs_for_one_node_share_it_and_the_rest_is_for_others(policy: str, gpus
 
 
 @pytest.mark.parametrize(("policy", "bound"), [("drl", {"a": 4}), ("oasis", {"a": 2, "b": 2})])
-def test_a_policy_that_leaves_jobs_out_shares_among_the_others(
-    policy: str, bound: dict[str, int]
-) -> None:
+def test_a_policy_that_leaves_jobs_out_shares_among_the_others(policy: str, bound: dict[str, int]) -> None:
     anywhere = [job(name, low=1, high=8, gpu_seconds=9e4) for name in "abcd"]
     on_n0 = [job(name, low=1, high=8, only=("n0",), gpu_seconds=9e4) for name in "abcd"]
     assert decided(opened(make_policy(policy), cluster(4), *anywhere), 0) == {"a": 4}

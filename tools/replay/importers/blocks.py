@@ -185,6 +185,16 @@ class RowBlock:
             self.dropped.append((str(reason), count))
             self.live &= ~dropped
 
+    def drop_without_gpus(self, gpus: Numbers, nodes: Numbers | None = None) -> None:
+        """Drop jobs that used no GPU, or keep those that used one node where the import asks for them.
+
+        :param nodes: that each used. Default: one.
+        """
+        if not self.conversion.cpu_jobs:
+            self.drop(gpus == 0, Reason.NO_GPU)
+        elif nodes is not None:
+            self.drop((gpus == 0) & (nodes > 1), Reason.SEVERAL_NODES)
+
     def refuse(self, rows: Marks, field: str, message: str | Callable[[int], str]) -> None:
         """The rows do not say what the format asks for."""
         for row in np.flatnonzero(rows & self.live).tolist():

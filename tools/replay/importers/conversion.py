@@ -29,7 +29,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.columns import TableKind, validate_row
 from pliant.schemas.file_io.parquet import text_array
 from pliant.schemas.file_io.record import problems_of
-from pliant.schemas.job import Gpus, GpuTimeWork, Job
+from pliant.schemas.job import Gpus, GpuTimeWork, Job, ResourceDemand
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.text import counted
 from pliant.tools.replay.engine.failures import NodeEvent
@@ -226,6 +226,8 @@ class TraceFormat:
     absolute: bool = True
     zoned: bool = False
     """Whether its clock times may state no zone, so that an option may."""
+    has_cpu_jobs: bool = False
+    """Whether it can keep jobs that used no GPU."""
     cluster: Callable[[Sequence[str], Conversion], Cluster | None] | None = None
 
 
@@ -281,10 +283,14 @@ class Conversion:
         lenient: bool = False,
         progress: Progress | None = None,
         zone: tzinfo = UTC,
+        cpu_jobs: bool = False,
     ) -> None:
-        """:param zone: of clock times that state none."""
+        """:param zone: of clock times that state none.
+        :param cpu_jobs: keep jobs that used no GPU.
+        """
         self.summary = summary
         self.zone = zone
+        self.cpu_jobs = cpu_jobs
         self._lenient = lenient
         self._progress = progress
         self._problems: list[Problem] = []
@@ -507,6 +513,7 @@ class Reason(StrEnum):
     """Why rows of several formats give no job; summaries show it behind the number of such rows."""
 
     NO_GPU = "asked for no GPU"
+    SEVERAL_NODES = "ran without a GPU on several nodes"
     NO_SUBMISSION = "had no time of submission"
     NEVER_STARTED = "never started"
     NO_DURATION = "ran for no time"
@@ -551,10 +558,13 @@ def executed_job(
     model: str = UNKNOWN_MODEL,
     priority: float = 0.0,
     runs: Sequence[PastRun] = (),
+    demand: Mapping[str, float] | None = None,
 ) -> Job:
     """A rigid job known by what it executed; labels that say nothing are left out.
 
+    :param gpu_seconds: of a job without GPUs, the seconds that it ran.
     :param runs: those that are recorded, settled, on the clock of ``submit_time_s``.
+    :param demand: what a job without GPUs needs of its node.
     :raises MalformedRowError: a replay would refuse the runs.
     """
     stated = {name: "" if value is None else str(value) for name, value in labels.items()}
@@ -571,8 +581,14 @@ def executed_job(
         team=team,
         priority=priority,
         work=GpuTimeWork(gpu_seconds=gpu_seconds),
+        resources=ResourceDemand(worker=dict(demand or {})),
         labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
     )
+
+
+def cpu_demand(cpus: float, memory_bytes: float) -> dict[str, float]:
+    """What a job without GPUs needs of its node: a core, and no memory, where the trace states none."""
+    return {"cpu": cpus if cpus > 0 else 1.0} | ({"memory": memory_bytes} if memory_bytes > 0 else {})
 
 
 def check_bounds(job: Job) -> None:

@@ -29,6 +29,7 @@ from pliant.tools.replay.importers.conversion import (
     OUT_OF_BOUNDS,
     TOO_LATE,
     UNKNOWN_MODEL,
+    cpu_demand,
     executed_job,
     too_many_gpus,
 )
@@ -165,20 +166,24 @@ def executed_jobs(
     start_s: Numbers | None = None,
     end_s: Numbers | None = None,
     runs: WordColumn | None = None,
+    cpus: Numbers | None = None,
+    memory_bytes: Numbers | None = None,
 ) -> JobBlock:
     """The live rows of a block as :func:`~.conversion.executed_job` makes jobs of single rows.
 
     :param seconds: how long each job held its GPUs.
-    :param gpu_seconds: work. Default: GPUs times seconds.
+    :param gpu_seconds: work. Default: GPUs times seconds; of jobs without GPUs, the seconds.
     :param start_s: when each job started, NaN where that is not recorded.
     :param end_s: when it ended. Default: after those seconds.
     :param runs: the label of recorded runs, instead of both.
+    :param cpus: cores that jobs without GPUs used, 0 or NaN where that is not recorded.
+    :param memory_bytes: memory of these, in the same way.
     """
     if start_s is not None and end_s is None:
         end_s = start_s + seconds
     nothing = WordColumn.same("", len(block))
     user, team = user or nothing, team or nothing
-    gpu_seconds = gpus * seconds if gpu_seconds is None else gpu_seconds
+    gpu_seconds = np.maximum(1.0, gpus) * seconds if gpu_seconds is None else gpu_seconds
     priority = np.zeros(len(block)) if priority is None else priority
 
     def job_of(row: int) -> Job:
@@ -187,13 +192,18 @@ def executed_jobs(
             ids[row].as_py(),
             float(submit_time_s[row]),
             held,
-            held * float(seconds[row]),
+            float(gpu_seconds[row]),
             labels={name: words if isinstance(words, str) else words[row] for name, words in labels.items()},
             user=user[row],
             team=team[row],
             model=model if isinstance(model, str) else model[row],
             priority=float(priority[row]),
+            demand=demand_of(row),
         )
+
+    def demand_of(row: int) -> dict[str, float] | None:
+        amounts = (0.0 if column is None else float(column[row]) for column in (cpus, memory_bytes))
+        return None if gpus[row] else cpu_demand(*amounts)
 
     within = are_within(submit_time_s, gpus, gpu_seconds) & (abs(priority) <= MOST)
     check_rows(block, within, job_of)
@@ -208,6 +218,11 @@ def executed_jobs(
         "work": {"gpu_seconds": gpu_seconds},
         "labels": dict(labels),
     }
+    on_cpus = (gpus == 0) & block.live
+    if on_cpus.any():
+        words = ["" if not on_cpu else _demand_text(demand_of(row)) for row, on_cpu in enumerate(on_cpus)]
+        fields |= {"resources": Raw(WordColumn.of(words)), "labels": fields.pop("labels")}
+        start_s = None if start_s is None else np.where(on_cpus, np.nan, start_s)
     if runs is not None:
         fields["labels"][LABEL] = runs
     elif start_s is not None and end_s is not None:
@@ -216,6 +231,10 @@ def executed_jobs(
         block.refuse(end_s + late_s > MOST, LABEL, OUT_OF_BOUNDS)
         fields["labels"][LABEL] = _Runs(start_s + late_s - submit_time_s, end_s + late_s - submit_time_s)
     return job_block(block, ids, submit_time_s, fields)
+
+
+def _demand_text(worker: Mapping[str, float] | None) -> str:
+    return encode({"worker": worker}).decode().rstrip("\n")
 
 
 def are_within(submit_time_s: Numbers, gpus: Numbers, gpu_seconds: Numbers) -> Marks:

@@ -211,6 +211,7 @@ def import_trace(
     cluster: str | None = None,
     mapping: str | None = None,
     zone: str | None = None,
+    cpu_jobs: bool = False,
     selection: Selection = ALL,
     progress: Progress | None = None,
 ) -> ImportSummary:
@@ -222,6 +223,7 @@ def import_trace(
     :param cluster: a cluster whose nodes take the place of those that faults are about.
     :param mapping: what the columns of a csv mean, or the TOML file that says it.
     :param zone: of clock times that state none, as ``Europe/Berlin``. Default: UTC, or what the mapping says.
+    :param cpu_jobs: keep jobs that used no GPU.
     :param selection: which of the jobs are kept.
     :raises BadInputError: malformed rows, a missing file, or nothing to import.
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
@@ -230,8 +232,12 @@ def import_trace(
     trace_format = _format(name, mapping, stated)
     if stated is not None and not (isinstance(trace_format, TraceFormat) and trace_format.zoned):
         raise UsageError(f"--time-zone: the times of {name} are seconds or state their zone")
+    if cpu_jobs and not (isinstance(trace_format, TraceFormat) and trace_format.has_cpu_jobs):
+        raise UsageError(f"--cpu-jobs: of {name} only jobs with GPUs are read")
     summary = ImportSummary(name)
-    conversion = Conversion(summary, lenient=lenient, progress=progress, zone=stated or UTC)
+    conversion = Conversion(
+        summary, lenient=lenient, progress=progress, zone=stated or UTC, cpu_jobs=cpu_jobs
+    )
     if isinstance(trace_format, NodeFormat):
         _refuse_workload(trace_format.name, workload)
         _import_nodes(

@@ -12,7 +12,7 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_cluster
 from tests.tools.replay.importers import importing
-from tests.tools.replay.importers.importing import facts, gpu_seconds, labels, problems, run, text
+from tests.tools.replay.importers.importing import Result, facts, gpu_seconds, labels, problems, run, text
 
 SACCT = "JobID|JobName|User|Partition|State|Submit|Start|ElapsedRaw|NNodes|AllocTRES"
 
@@ -379,6 +379,48 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
     for document in ('{"jobs": [{}]}', '{"jobs": 7}', "{}"):
         (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))
         assert "sacct --json prints" in problem
+
+
+def needs(result: Result) -> list[tuple[str, int, float, dict[str, float]]]:
+    return [(job.id, job.gpus.requested, gpu_seconds(job), job.resources.worker) for job in result.jobs]
+
+
+def test_jobs_without_gpus_are_kept_where_the_import_asks(tmp_path: Path) -> None:
+    pods = text(
+        tmp_path,
+        "pods.csv",
+        importing.PODS,
+        "p0,12500,1024,0,0,,BE,Running,5060,5160,5060",
+        "p1,1000,1024,1,1000,,BE,Running,5060,5160,5060",
+    )
+    kept = run(tmp_path, "alibaba-v2023", pods, cpu_jobs=True)
+    assert needs(kept) == [("p0", 0, 100.0, {"cpu": 12.5, "memory": 2.0**30}), ("p1", 1, 100.0, {})]
+    assert (kept.drops, "runs" in kept.jobs[0].labels) == ("", False)
+    jobs = tuple(f"j{n},i,ann,Terminated,1000,9000" for n in range(1, 4))
+    tasks = (
+        "j1,ps,1,Terminated,1010,1300,600,2,,",
+        "j2,ps,1,Terminated,1010,1300,600,2,,",
+        "j2,worker,1,Terminated,1100,1300,600,2,100,T4",
+        "j3,ps,2,Terminated,1010,1300,600,2,,",
+    )
+    kept = run(tmp_path, "pai", importing.pai(tmp_path / "pai", jobs, tasks), cpu_jobs=True)
+    assert needs(kept) == [("j1", 0, 290.0, {"cpu": 6.0, "memory": 2.0**31}), ("j2", 1, 200.0, {})]
+    assert kept.drops == "1 ran without a GPU on several nodes"
+    with pytest.raises(UsageError, match="--cpu-jobs: of swf only jobs with GPUs are read"):
+        run(tmp_path, "swf", pods, cpu_jobs=True)
+
+
+@pytest.mark.parametrize("again", ["", "7||ann|COMPLETED|0|40|20|cpu=8,mem=2G,node=1\n"])
+def test_slurm_jobs_without_gpus_are_kept_with_cores_and_memory(tmp_path: Path, again: str) -> None:
+    rows = "7||ann|COMPLETED|0|10|20|cpu=8,mem=2G,node=1", "8||ann|COMPLETED|0|10|20|cpu=8,node=2", again
+    names = "JobID|Cluster|User|State|Submit|Start|ElapsedRaw|AllocTRES"
+    kept = run(tmp_path, "slurm", text(tmp_path, "s", names, *filter(None, rows)), cpu_jobs=True)
+    seconds = 40.0 if again else 20.0
+    assert needs(kept) == [("7", 0, seconds, {"cpu": 8.0, "memory": 2.0**31})]
+    demands = [{"type": "cpu", "name": "", "count": 8}, {"type": "mem", "name": "", "count": 512}]
+    job = sacct_json(tres={"allocated": demands, "requested": demands})
+    kept = run(tmp_path, "slurm", text(tmp_path, "j", json.dumps({"jobs": [job]})), cpu_jobs=True)
+    assert needs(kept) == [("7", 0, 50.0, {"cpu": 8.0, "memory": 2.0**29})]
 
 
 def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None:

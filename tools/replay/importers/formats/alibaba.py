@@ -53,16 +53,25 @@ TAGS: Final = "pai_group_tag_table"
 JOB_COLUMNS: Final = ("job_name", "start_time")
 TASK_COLUMNS: Final = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu")
 _PACKED: Final = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+_ON_CPUS: Final = "\0"
+_GIBIBYTE: Final = 1 << 30
 _SHARED: Final = "a job with shares of GPUs holds whole ones (label gpu_share)"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDemands:
-    """What GPU tasks of each job held; NaN: no task states its start, or one no end."""
+    """What GPU tasks of each job held; NaN: no task states its start, or one no end.
+
+    Tasks without GPUs are there for jobs that are kept without any, each under its job's name and
+    :data:`_ON_CPUS`.
+    """
 
     rows: dict[str, int]
     """Place in the columns, by job; a job that was asked for is taken out. The last place is of no job."""
     gpus: Numbers
+    cpus: Numbers
+    memory_bytes: Numbers
+    instances: Numbers
     start_s: Numbers
     end_s: Numbers
     gpu_type: WordColumn
@@ -76,12 +85,17 @@ def _read_pai(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock
         assume_no_models(conversion)
     conversion.summary.assume("a job runs from the start of its first GPU task to the end of its last")
     jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
+    if conversion.cpu_jobs:
+        conversion.summary.assume(
+            "a job without GPU tasks runs as one process, from its first task to its last"
+        )
     demands = _joined(convert_blocks(_blocks(tasks, conversion, TASK_COLUMNS), _tasks))
     blocks = _blocks(jobs, conversion, JOB_COLUMNS)
     yield from convert_blocks(blocks, partial(_pai_jobs, demands, workloads))
-    if demands.rows:
+    left = sum(not name.endswith(_ON_CPUS) for name in demands.rows)
+    if left:
         conversion.summary.assume(
-            f"GPU tasks of {counted(len(demands.rows), 'job')} that {JOBS} does not have were left out"
+            f"GPU tasks of {counted(left, 'job')} that {JOBS} does not have were left out"
         )
 
 
@@ -126,22 +140,29 @@ def _blocks(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterat
     return csv_blocks(path, conversion, needed, names=names)
 
 
-def _tasks(block: RowBlock) -> tuple[list[str], list[str], Numbers, Numbers, Numbers]:
-    """Of tasks that hold GPUs: jobs and GPU types, then GPUs, starts and ends."""
-    gpus = np.nan_to_num(block.optional_number("plan_gpu")) / 100 * block.number("inst_num")
-    block.drop(gpus == 0, "are tasks without GPUs")
+def _tasks(block: RowBlock) -> tuple[list[str], list[str], list[Numbers]]:
+    """Of tasks: jobs and GPU types, then GPUs, starts, ends, cores, memory and instances."""
+    instances, keeps_all = block.number("inst_num"), block.conversion.cpu_jobs
+    gpus = np.nan_to_num(block.optional_number("plan_gpu")) / 100 * instances
+    if not keeps_all:
+        block.drop(gpus == 0, "are tasks without GPUs")
     start_s, end_s = block.optional_timestamp("start_time"), block.optional_timestamp("end_time")
+    each = [block.optional_number(name) if keeps_all else start_s for name in ("plan_cpu", "plan_mem")]
+    cpus, memory_bytes = np.nan_to_num(each[0]) / 100, np.nan_to_num(each[1]) * _GIBIBYTE
     rows = np.flatnonzero(block.live)
     jobs, types = (block.optional_text(name).take(rows).listed() for name in ("job_name", "gpu_type"))
-    return jobs, types, gpus[rows], start_s[rows], end_s[rows]
+    if keeps_all:
+        jobs = [job if held else job + _ON_CPUS for job, held in zip(jobs, gpus[rows], strict=True)]
+    columns = (gpus, start_s, end_s, cpus, memory_bytes, instances)
+    return jobs, types, [column[rows] for column in columns]
 
 
-def _joined(tasks: Iterable[tuple[list[str], list[str], Numbers, Numbers, Numbers]]) -> TaskDemands:
+def _joined(tasks: Iterable[tuple[list[str], list[str], list[Numbers]]]) -> TaskDemands:
     """The tasks of each job taken together."""
     rows: dict[str, int] = {}
     gpu_types: list[str] = []
-    places, numbers = array("q"), (array("d"), array("d"), array("d"))
-    for jobs, types, *columns in tasks:
+    places, numbers = array("q"), [array("d") for _ in range(6)]
+    for jobs, types, columns in tasks:
         row_of_task = [rows.setdefault(job, len(rows)) for job in jobs]
         firsts = dict(zip(reversed(row_of_task), reversed(types), strict=True))
         gpu_types += [firsts[place] for place in range(len(gpu_types), len(rows))]
@@ -149,19 +170,22 @@ def _joined(tasks: Iterable[tuple[list[str], list[str], Numbers, Numbers, Number
         for known, column in zip(numbers, columns, strict=True):
             known.frombytes(column.tobytes())
     at = np.array(places, dtype=np.int64)
-    gpus, starts_s, ends_s = map(np.array, numbers)
+    gpus, starts_s, ends_s, *amounts = map(np.array, numbers)
     start_s, end_s = np.full(len(rows) + 1, np.nan), np.full(len(rows) + 1, -np.inf)
     np.fmin.at(start_s, at, starts_s)
     with np.errstate(invalid="ignore"):
         np.maximum.at(end_s, at, ends_s)
     held = np.bincount(at, gpus, len(rows) + 1)
     whole = np.array([round(each, 6) for each in held.tolist()])  # tenths add up to a little less
-    return TaskDemands(rows, whole, start_s, end_s, WordColumn.of([*gpu_types, ""]))
+    cpus, memory_bytes, instances = (np.bincount(at, each, len(rows) + 1) for each in amounts)
+    kinds = WordColumn.of([*gpu_types, ""])
+    return TaskDemands(rows, whole, cpus, memory_bytes, instances, start_s, end_s, kinds)
 
 
 def _pai_jobs(demands: TaskDemands, workloads: Mapping[str, str], block: RowBlock) -> JobBlock:
     names = block.optional_text("job_name").listed()
-    rows = np.array([demands.rows.pop(name, -1) for name in names])
+    on_cpus = [demands.rows.pop(name + _ON_CPUS, -1) for name in names]
+    rows = np.array([demands.rows.pop(name, other) for name, other in zip(names, on_cpus, strict=True)])
     submit_time_s = block.optional_timestamp("start_time")
     block.drop(np.isnan(submit_time_s), Reason.NO_SUBMISSION)
     block.drop(rows < 0, Reason.NO_GPU)
@@ -169,6 +193,7 @@ def _pai_jobs(demands: TaskDemands, workloads: Mapping[str, str], block: RowBloc
     seconds = block.executed_seconds(start_s, demands.end_s[rows])
     held = demands.gpus[rows]
     gpus = np.ceil(held)
+    block.drop_without_gpus(gpus, demands.instances[rows])
     block.assume(held < gpus, _SHARED)
     labels: dict[str, str | WordColumn] = {
         "trace": "pai",
@@ -186,10 +211,12 @@ def _pai_jobs(demands: TaskDemands, workloads: Mapping[str, str], block: RowBloc
         model=block.optional_text("inst_id").map(lambda instance: workloads.get(instance, UNKNOWN_MODEL)),
         labels=labels,
         start_s=start_s,
+        cpus=demands.cpus[rows],
+        memory_bytes=demands.memory_bytes[rows],
     )
 
 
-PAI: Final = TraceFormat("pai", _read_pai)
+PAI: Final = TraceFormat("pai", _read_pai, has_cpu_jobs=True)
 
 
 _POD_COLUMNS: Final = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
@@ -207,22 +234,32 @@ def _read_pods(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBloc
 
 
 def _pods(block: RowBlock) -> JobBlock:
-    gpus = block.count("num_gpu")
+    gpus, keeps_all = block.count("num_gpu"), block.conversion.cpu_jobs
     milli = block.count("gpu_milli") if "gpu_milli" in block else np.full(len(block), 1000.0)
-    block.drop(gpus == 0, Reason.NO_GPU)
+    block.drop_without_gpus(gpus)
     submit_time_s = block.number("creation_time")
     start_s, end_s = block.optional_number("scheduled_time"), block.optional_number("deletion_time")
     seconds = block.executed_seconds(start_s, end_s)
-    block.assume(milli < 1000, _SHARED_BY_PODS)
+    block.assume((milli < 1000) & (gpus > 0), _SHARED_BY_PODS)
     labels: dict[str, str | WordColumn] = {
         "trace": "alibaba-v2023",
         "status": block.optional_text("pod_phase"),
         "qos": block.optional_text("qos"),
         "gpu_spec": block.optional_text("gpu_spec"),
-        "gpu_milli": words_of(milli, lambda part: str(int(part)) if part < 1000 else ""),
+        "gpu_milli": words_of(milli, lambda part: str(int(part)) if 0 < part < 1000 else ""),
     }
     ids = RowIds(block).of("name", block.keys())
-    return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels, start_s=start_s)
+    return executed_jobs(
+        block,
+        ids,
+        submit_time_s,
+        gpus,
+        seconds,
+        labels=labels,
+        start_s=start_s,
+        cpus=block.optional_number("cpu_milli") / 1000 if keeps_all else None,
+        memory_bytes=block.optional_number("memory_mib") * _MEBIBYTE if keeps_all else None,
+    )
 
 
 def _pods_cluster(paths: Sequence[str], conversion: Conversion) -> Cluster | None:
@@ -263,7 +300,7 @@ def _pod_node(row: InputRow) -> Node:
     )
 
 
-V2023: Final = TraceFormat("alibaba-v2023", _read_pods, cluster=_pods_cluster)
+V2023: Final = TraceFormat("alibaba-v2023", _read_pods, cluster=_pods_cluster, has_cpu_jobs=True)
 
 
 _SPOT_NODES: Final = ("node_name", "gpu_model", "gpu_capacity_num")

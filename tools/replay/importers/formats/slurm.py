@@ -47,6 +47,7 @@ from pliant.tools.replay.importers.conversion import (
     assume_no_models,
     assume_zone,
     check_bounds,
+    cpu_demand,
     executed_job,
     executed_seconds,
     hashes,
@@ -108,6 +109,10 @@ _JSON_ROWS: Final = 1 << 13
 """Jobs of a JSON list that become a block."""
 _TRES: Final = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d{1,18})(?!\d)", re.ASCII)
 _GRES: Final = re.compile(r"(?:^|,)(?:gres:)?gpu(?::([^:,(]*[^:,(0-9][^:,(]*))?:(\d{1,18})(?!\d)", re.ASCII)
+_CPU: Final = re.compile(r"(?:^|,)cpu=(\d{1,9})(?!\d)", re.ASCII)
+_MEMORY: Final = re.compile(r"(?:^|,)mem=(\d{1,18}(?:\.\d+)?)([KMGTP]?)", re.ASCII)
+_NODES: Final = re.compile(r"(?:^|,)node=(\d{1,9})(?!\d)", re.ASCII)
+_UNITS: Final = {"": 1 << 20, **{unit: 1 << 10 * power for power, unit in enumerate("KMGTP", 1)}}
 _ELAPSED: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})(?:\.\d+)?", re.ASCII)
 _BACKWARDS: Final = "INVALID"
 """What Slurm prints for the time from a start to an end before it."""
@@ -216,13 +221,21 @@ def _plain(number: Any) -> Any:
     return number
 
 
+_TRES_OF_JSON: Final = {
+    "gres": "gres/{name}={count}",
+    "cpu": "cpu={count}",
+    "mem": "mem={count}M",
+    "node": "node={count}",
+}
+
+
 def _seconds(time: Any) -> float:
     return time["seconds"] + time.get("microseconds", 0) / 1e6 if isinstance(time, Mapping) else time or 0
 
 
 def _tres(listed: Sequence[Mapping[str, Any]]) -> str:
-    gpus = [each for each in listed if each["type"] == "gres"]
-    return ",".join(f"gres/{each['name']}={each['count']}" for each in gpus)
+    kinds = _TRES_OF_JSON
+    return ",".join(kinds[each["type"]].format(**each) for each in listed if each["type"] in kinds)
 
 
 class _Rows:
@@ -330,7 +343,8 @@ def _of_columns(block: RowBlock) -> JobBlock | None:
     gpus, gpu_type = _gpu_columns(block)
     start_s = block.optional_timestamp("Start")
     block.drop(np.isnan(start_s), Reason.NEVER_STARTED)
-    block.drop(gpus == 0, Reason.NO_GPU)
+    cpus, memory_bytes, nodes = _demand_columns(block)
+    block.drop_without_gpus(gpus, nodes)
     block.drop(state.marks(lambda text: text in _GOING_ON), Reason.NOT_FINISHED)
     seconds = block.optional_number("ElapsedRaw")
     seconds = np.where(np.isnan(seconds), _spelled(block, "Elapsed", math.nan), seconds)
@@ -342,7 +356,7 @@ def _of_columns(block: RowBlock) -> JobBlock | None:
     if block.problems or (np.isnan(seconds) | continued | (start_s < submit_time_s))[block.live].any():
         return None
     block.drop(seconds == 0, Reason.NO_DURATION)
-    within = are_within(submit_time_s, gpus, gpus * seconds) & (end_s <= MOST)
+    within = are_within(submit_time_s, gpus, np.maximum(1.0, gpus) * seconds) & (end_s <= MOST)
     if not within[block.live].all():
         return None
     return executed_jobs(
@@ -355,6 +369,35 @@ def _of_columns(block: RowBlock) -> JobBlock | None:
         labels=_labels(state.map(_stated), gpu_type, words),
         start_s=start_s,
         end_s=end_s,
+        cpus=cpus,
+        memory_bytes=memory_bytes,
+    )
+
+
+def _demand_columns(block: RowBlock) -> Sequence[Numbers | None]:
+    """As :func:`_demand`, where jobs without GPUs are kept."""
+    if not block.conversion.cpu_jobs:
+        return None, None, None
+    columns = [block.optional_text(name) for name in ("AllocTRES", "ReqTRES")]
+    allocated, requested = (
+        np.array([_tres_demand(text) for text in words.texts])[words.places] for words in columns
+    )
+    return list(np.where(np.isnan(allocated), requested, allocated).T)
+
+
+def _demand(row: InputRow) -> list[float]:
+    """Cores, memory in bytes and nodes of a job; NaN where neither column states them."""
+    texts = (row.optional_text(name) for name in ("AllocTRES", "ReqTRES"))
+    stated = zip(*map(_tres_demand, texts), strict=True)
+    return [requested if math.isnan(allocated) else allocated for allocated, requested in stated]
+
+
+def _tres_demand(text: str) -> tuple[float, float, float]:
+    cpus, memory, nodes = (pattern.search(text) for pattern in (_CPU, _MEMORY, _NODES))
+    return (
+        float(cpus[1]) if cpus else math.nan,
+        float(memory[1]) * _UNITS[memory[2]] if memory else math.nan,
+        float(nodes[1]) if nodes else math.nan,
     )
 
 
@@ -457,7 +500,8 @@ class _Row:
         return PastRun(self.when[0], self.end_s, self.gpus)
 
 
-def _read_row(row: InputRow, zone: tzinfo) -> _Row:
+def _read_row(row: InputRow, zone: tzinfo, *, keeps_all: bool) -> _Row:
+    """:param keeps_all: jobs without GPUs are kept, too."""
     row.text("JobID")
     submit_s, start_s = row.timestamp("Submit", zone), row.optional_timestamp("Start", zone)
     state, (gpus, gpu_type) = _state(row.optional_text("State")), _gpus(row)
@@ -468,7 +512,7 @@ def _read_row(row: InputRow, zone: tzinfo) -> _Row:
         except DroppedRowError as error:
             reason = str(error)
         except MalformedRowError:
-            if gpus and state not in _GOING_ON:
+            if (gpus or keeps_all) and state not in _GOING_ON:
                 raise
     return _Row(
         row, _base(row)[1], submit_s, start_s, gpus, gpu_type, state, seconds, seconds + suspended_s, reason
@@ -499,7 +543,7 @@ def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
     rows_read = []
     for row in rows:
         try:
-            rows_read.append(_read_row(row, conversion.zone))
+            rows_read.append(_read_row(row, conversion.zone, keeps_all=conversion.cpu_jobs))
         except MalformedRowError as error:
             conversion.refuse([Problem(row.source, row.line, f"/{error.field}", error.message)])
         except OverflowError:
@@ -585,14 +629,17 @@ def _job(rows: Sequence[_Row], conversion: Conversion) -> Job:
         components[row.component].append(row)
     if all(row.start_s is None for row in rows):
         raise DroppedRowError(Reason.NEVER_STARTED)  # nothing is allocated to it, whatever it asked for
-    if not any(row.gpus and row.start_s is not None for row in rows):
+    on_cpus = not any(row.gpus and row.start_s is not None for row in rows)
+    if on_cpus and not conversion.cpu_jobs:
         raise DroppedRowError(Reason.NO_GPU)
     if any(each[-1].goes_on for each in components.values()):
         raise DroppedRowError(Reason.NOT_FINISHED)
-    counted = [row for row in rows if row.counts]
+    counted = [row for row in rows if row.counts or (on_cpus and row.start_s is not None and row.seconds)]
     if not counted:
         raise DroppedRowError(next((row.reason for row in rows if row.reason), Reason.NO_DURATION))
     submit_time_s = min(row.submit_s for row in rows)
+    if on_cpus:
+        return _cpu_job(counted, submit_time_s, conversion)
     gangs, gpu_seconds = [], 0.0
     for each in components.values():
         stated = [row.run(conversion) for row in each if row.counts]
@@ -623,6 +670,25 @@ def _job(rows: Sequence[_Row], conversion: Conversion) -> Job:
         user=last.optional_text("User"),
         labels=_labels(rows[-1].state, types, words),
         runs=runs,
+    )
+
+
+def _cpu_job(rows: Sequence[_Row], submit_time_s: float, conversion: Conversion) -> Job:
+    """A job without GPUs, which runs when nodes have room for it, and not when it did."""
+    last = rows[-1]
+    cpus, memory_bytes, nodes = _demand(last.row)
+    if nodes > 1 or len({row.component for row in rows}) > 1:
+        raise DroppedRowError(Reason.SEVERAL_NODES)
+    words = {name: last.row.optional_text(name) for name in _LABELS}
+    words["TimelimitRaw"], words["NodeList"] = _limit(words["TimelimitRaw"]), _node_list(words["NodeList"])
+    return executed_job(
+        conversion.new_id(_base(last.row)[0], last.row.place),
+        submit_time_s,
+        0,
+        sum(row.seconds for row in rows),
+        user=last.row.optional_text("User"),
+        labels=_labels(last.state, "", words),
+        demand=cpu_demand(cpus, memory_bytes),
     )
 
 
@@ -688,4 +754,4 @@ def _spelled_seconds(row: InputRow, name: str) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-FORMAT: Final = TraceFormat("slurm", read, zoned=True)
+FORMAT: Final = TraceFormat("slurm", read, zoned=True, has_cpu_jobs=True)

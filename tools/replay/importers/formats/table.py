@@ -266,7 +266,8 @@ def _read_helios(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBl
 
 def _helios_jobs(block: RowBlock) -> JobBlock:
     submit_time_s, gpus = block.timestamp("submit_time"), block.count("gpu_num")
-    block.drop(gpus == 0, Reason.NO_GPU)
+    nodes = block.optional_number("node_num") if block.conversion.cpu_jobs else None
+    block.drop_without_gpus(gpus, nodes)
     start_s = block.optional_timestamp("start_time") if "start_time" in block else None
     if start_s is not None:
         block.drop(np.isnan(start_s), Reason.NEVER_STARTED)
@@ -289,10 +290,11 @@ def _helios_jobs(block: RowBlock) -> JobBlock:
         user=user,
         labels=labels,
         start_s=start_s,
+        cpus=block.optional_number("cpu_num") if block.conversion.cpu_jobs else None,
     )
 
 
-HELIOS: Final = TraceFormat("helios", _read_helios, zoned=True)
+HELIOS: Final = TraceFormat("helios", _read_helios, zoned=True, has_cpu_jobs=True)
 
 
 _TIRESIAS_COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
