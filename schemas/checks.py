@@ -104,10 +104,18 @@ def constraint_of(job: Job, known: Collection[str]) -> Constraint | None:
     types, memory = job.gpus.types, job.gpus.memory
     if types is None and len(known) > 1:
         types = recorded_types(job, known) or None
+    elif types is not None and not all(kind in known for kind in types):
+        types = tuple(_spelled(kind, known) for kind in types)
     if not job.names_nodes:
         return None if types is None and memory is None else Constraint(types, memory)
     only = None if job.only is None else frozenset(job.only)
     return Constraint(types, memory, job.nodes, only, frozenset(job.exclude))
+
+
+def _spelled(gpu_type: str, known: Collection[str]) -> str:
+    """A GPU type as the cluster spells it, where none of its types differ by case alone."""
+    alike = [kind for kind in known if kind.casefold() == gpu_type.casefold()]
+    return alike[0] if len(alike) == 1 else gpu_type
 
 
 def recorded_type(job: Job) -> str:

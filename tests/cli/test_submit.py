@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import ArrayPlace, Job
@@ -158,6 +159,9 @@ def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, mon
     assert of_submitter(Job(id="a", command=("own.py",)), {}).python == str(python)
     on_path = {"PATH": f"{python.parent}:/bin"}
     assert (active_python(on_path), active_python({"PATH": "/bin"})) == (str(python), None)
+    for name, folder in (("VIRTUAL_ENV", here), ("CONDA_PREFIX", here / "gone")):
+        with pytest.raises(UsageError, match=f"{name}: .* is not there: unset it, or name a Python"):
+            active_python({name: str(folder)})
     assert {"X": "y", "LC_ALL": "C", "PATH": os.environ["PATH"]}.items() <= job.env.items()
     assert not {"TOKEN", "OTHER"} & job.env.keys()
     kept = here / "live" / "jobs" / "train" / "secrets.json"

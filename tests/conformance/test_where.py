@@ -3,6 +3,8 @@
 import pytest
 
 from benchmarks.parts.jobs.where import mistakes_of_checks, violations, worlds
+from pliant.schemas.checks import constraint_of
+from pliant.schemas.job import Job
 from pliant.tools.schedule.registry import make_policy, policy_names
 from tests.builders import cluster, decided, job, opened
 from tests.effort import examples
@@ -53,6 +55,16 @@ def test_shares_of_a_node_follow_the_jobs_that_are_for_it() -> None:
     held.end("a", 3)
     assert [*later, list(decided(held, 3).values())] == [[4], [2, 2], [2, 1, 1], [2, 2]]
     assert not held.decide(99)
+
+
+def test_gpu_types_are_spelled_as_the_cluster_spells_them() -> None:
+    asks = Job.model_validate(
+        {"id": "a", "gpus": {"requested": 1, "types": ("a100", "t4")}, "command": ("x",)}
+    )
+    for known, types in ((("A100", "T4"), ("A100", "T4")), (("A100", "a100", "T4"), ("a100", "T4"))):
+        constraint = constraint_of(asks, known)
+        assert constraint is not None
+        assert constraint.types == types
 
 
 def test_what_no_node_can_run_is_refused_and_nothing_else() -> None:

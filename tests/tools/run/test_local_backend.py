@@ -140,7 +140,7 @@ def test_what_cannot_be_started_has_exit_code_127(site: Site, monkeypatch: pytes
     monkeypatch.setenv("PATH", os.defpath)  # a folder there that this user may not enter is another reason
     site.backend.start(site.handle, [Unit("n0", ("no-such-program",), "/", {ENV_JOB_DIR: str(site.job)})])
     assert site.ended() == (UnitStatus("exited", 127),)
-    assert "no-such-program: cannot be started in /: No such file or directory" in site.said()
+    assert "no-such-program: cannot be started: No such file or directory" in site.said()
 
 
 def test_a_stopped_launcher_is_woken_once_its_worker_has_ended(site: Site) -> None:

@@ -67,10 +67,13 @@ _PART: Final = re.compile(r"[ |]*\+[+-]*-+ \d+ -+$")
 _LOGGED: Final = re.compile(r"\d\d:\d\d|\d%\||\b(ERROR|CRITICAL):\w|\b(DEBUG|INFO|WARNING)\b")
 """A line of a log, or a bar of progress."""
 _USAGE: Final = re.compile(
-    r"(^|code 2: )([^\s:]+: error: |Error: |usage: )|python[\d.]*: (can't open file|No module named)",
+    r"(^|code 2: )([^\s:]+: error: |Error: |usage: )|python[\d.]*: (can't open file|No module named)"
+    r"|: cannot be started: No such file or directory",
     re.IGNORECASE,
 )
-"""What argparse, click and Python say of a command line; the exit code may stand before it."""
+"""What argparse, click, Python and those who start a program say of a command line; the exit code may stand
+before it.
+"""
 _PLACE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 LONGEST: Final = 200
 """Most characters of a line that are kept."""

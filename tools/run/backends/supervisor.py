@@ -143,12 +143,15 @@ def supervise(
     files.write(beat)
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
+    entered = False
     try:
         os.chdir(folder)
+        entered = True
         with limited.inside():
             child.append(start(argv, account, unnoticing=order is not None))
     except OSError as error:
-        print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
+        where = "" if entered else f" in {folder}"
+        print(f"{argv[0]}: cannot be started{where}: {error.strerror}", file=sys.stderr)
         return files.end(127)
     if terminated:
         kill(child[0], terminated[-1])

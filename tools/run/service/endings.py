@@ -119,21 +119,17 @@ def judge(
     return verdict
 
 
-_OWN_SIGNALS: Final = frozenset(
-    (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
-)
-"""Signals that a process brings upon itself."""
-
-
-_CODES_OF_MISUSE: Final = (1, 2)
-"""argparse, click and Python itself end with 2 if they are called wrongly, ``python -m NOTHING`` with 1."""
+_CODES_OF_MISUSE: Final = (1, 2, 127)
+"""argparse, click and Python itself end with 2 if they are called wrongly, ``python -m NOTHING`` with 1. 127:
+a program is not there.
+"""
 
 
 def _cause(verdict: Ending, outcomes: Mapping[int, WorkerOutcome], units: Sequence[UnitStatus]) -> Ending:
     """A failure with its exit code, and whether the script caused it."""
     code = next((unit.code for unit in units if _ended_badly(unit) and unit.code is not None), None)
     crashed = [found.message for found in outcomes.values() if found.outcome == "crashed"]
-    is_own = code is not None and (code > 0 or -code in _OWN_SIGNALS)
+    is_own = code is not None and code != -signal.SIGKILL  # that one also ends those that are not at fault
     if crashed:
         is_own = not all(message.startswith(LOST_PEER) for message in crashed)
     is_final = code in _CODES_OF_MISUSE and is_usage_error(verdict.message)

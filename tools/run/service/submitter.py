@@ -138,11 +138,18 @@ def of_submitter(job: Job, here: Mapping[str, str]) -> Job:
 def active_python(here: Mapping[str, str]) -> str | None:
     """The Python of the virtual or conda environment that is active, or first on PATH. Returns None without
     one.
+
+    :raises UsageError: the environment is gone.
     """
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        python = Path(here.get(name) or os.devnull, "bin", "python")
+        if not (environment := here.get(name)):
+            continue
+        python = Path(environment, "bin", "python")
         if os.access(python, os.X_OK):
             return str(python)
+        if name == "VIRTUAL_ENV" or not os.path.isdir(environment):
+            missing = python if os.path.isdir(environment) else environment
+            raise UsageError(f"{name}: {missing} is not there: unset it, or name a Python with --python")
     first = Path(shutil.which("python", path=here.get("PATH", "")) or os.devnull)
     return _of_environment(first)
 

@@ -101,6 +101,7 @@ def test_the_worker_that_failed_first_has_word_and_else_launcher(tmp_path, worke
         ("Error: Missing option '--x'.", True),
         ("/venv/bin/python3.12: can't open file '/gone.py': [Errno 2] No such file or directory", True),
         ("/venv/bin/python: No module named nothing", True),
+        ("/venv/bin/python: cannot be started: No such file or directory", True),
         ("ModuleNotFoundError: No module named 'nothing'", False),
         ("RuntimeError: CUDA error: out of memory", False),
     ],

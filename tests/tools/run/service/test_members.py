@@ -324,6 +324,7 @@ def test_an_obstacle_in_the_script_is_named_with_its_remedy(golden_text: Callabl
 def test_a_plain_script_is_judged_by_its_exit_code(units: list[UnitStatus], end: str, message: str) -> None:
     ending = verdict({}, *units, elastic=False)
     assert (ending.end, ending.message, ending.samples_done) == (end, message, None)
+    assert ending.by_itself is (end == "failed" and units not in ([], [LOST]))
     assert verdict({}, UnitStatus("exited", -15), elastic=False, asked=True).end == "stopped"
     unused = verdict({}, CLEAN, CLEAN)
     assert (unused.end, 'set "elastic" to "none"' in unused.message) == ("failed", True)
