@@ -265,7 +265,7 @@ class JobState:
     """Most of its workers by GPU type that the nodes on which it may run have CPUs, memory and bandwidth
     for, in whole replicas; None: it demands none, its replicas have one GPU each, and it may run anywhere."""
     room_most: int | None = None
-    """The largest of ``room``; None: ``room`` is."""
+    """The largest of ``room``; None if that is None."""
     any_node: bool = True
     """Whether it may run on every node of its types, and leaves none of their CPUs, memory and bandwidth too
     few for others; False where ``room`` says more than its types."""

@@ -177,7 +177,7 @@ def _joined(tasks: Iterable[tuple[list[str], list[str], list[Numbers]]]) -> Task
         np.maximum.at(end_s, at, ends_s)
     held = np.bincount(at, gpus, len(rows) + 1)
     whole = np.array([round(each, 6) for each in held.tolist()])  # tenths add up to a little less
-    cpus, memory_bytes, instances = (np.bincount(at, each, len(rows) + 1) for each in amounts)
+    cpus, memory_bytes, instances = (np.bincount(at, each, len(rows) + 1).astype(float) for each in amounts)
     kinds = WordColumn.of([*gpu_types, ""])
     return TaskDemands(rows, whole, cpus, memory_bytes, instances, start_s, end_s, kinds)
 
