@@ -37,6 +37,14 @@ _SHOWN: Final = {
 }
 
 
+def gpu_types(text: str) -> list[str]:
+    """GPU types with commas between them."""
+    types = [kind.strip() for kind in text.split(",")]
+    if not all(types):
+        raise UsageError(f'--gpu-type "{text}": expected GPU types, as a100 or a100,h100')
+    return types
+
+
 def duration(*, least: float = 0.0, most: float = inf, unit: Unit = "s") -> Callable[[Any], float]:
     """The parser of an option that takes a length of time.
 

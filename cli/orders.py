@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
-from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of, where_of
+from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, gpu_types, size, sizes_of, where_of
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, in_gpu_hours
 
@@ -201,7 +201,7 @@ def update(
     """
     own: dict[str, Any] = {} if gpus is None else sizes_of(gpus)
     if gpu_type is not None:
-        own["types"] = None if gpu_type == "any" else gpu_type.split(",")
+        own["types"] = None if gpu_type == "any" else gpu_types(gpu_type)
     if gpu_memory is not None:
         own["memory"] = gpu_memory
     run_s = None if limit in (None, "none") else duration()(str(limit))

@@ -13,7 +13,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, changed_cluster, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, size, where_of
+from pliant.cli.option_types import DURATION_SHOWN, SIZE_SHOWN, duration, gpu_types, size, where_of
 from pliant.cli.script import SubmittedScript, stated_in
 from pliant.cli.submit_options import (
     COMMAND_LINE,
@@ -390,7 +390,7 @@ def submit(
     if script is not None and (lines := script.take_options()):
         submit(**given | stated_in(context, script.name, lines))
         return
-    kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
+    kind = {"types": None if gpu_type is None else gpu_types(gpu_type), "memory": gpu_memory}
     image = container_field(container, container_runtime, container_mount, container_option)
     starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python, "container": image}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
@@ -479,6 +479,9 @@ def _shared_files(jobs: Iterable[Job]) -> Iterator[str]:
 def _print_submitted(done: SubmissionResult, client: Client, named: Sequence[Job]) -> None:
     """The ids, and notes on other names, on what the policy overlooks, and on who takes the jobs up."""
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
+    if not done.ids:
+        note("no job came in, so none was submitted")
+        return
     new = [(job.id, job_id) for job, job_id in zip(named, done.ids, strict=False) if job_id != job.id]
     if new:
         others = f", and so for {counted(len(new) - 1, 'other job')}" if new[1:] else ""

@@ -140,6 +140,16 @@ def test_a_sign_of_a_shell_in_a_command_is_named(here: Path):
     assert 'no shell reads "|" in its command' in call(*SUBMIT).stderr
 
 
+def test_what_would_do_nothing_is_said(here: Path):
+    (here / "none.jsonl").write_text('{"schema":"pliant.job/1"}\n')
+    assert "no job came in" in call("submit", "none.jsonl", "--state", "live").stderr
+    refused = call("submit", "train.py", "--gpu-type", "a100,", "--state", "live")
+    assert (refused.exit_code, "expected GPU types, as a100" in refused.stderr) == (2, True)
+    (here / "job.sh").write_text("echo\n")
+    refused = call("submit", "job.sh", "--torchrun", "--gpus", "2", "--state", "live")
+    assert (refused.exit_code, "is a script for a shell" in refused.stderr) == (3, True)
+
+
 def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, monkeypatch: pytest.MonkeyPatch):
     python = here / "own" / "bin" / "python"
     python.parent.mkdir(parents=True)

@@ -52,6 +52,7 @@ from pliant.tools.run.service.elastic_gang import ElasticGang
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import Timeouts, WorkerFailure
 from pliant.tools.run.service.rigid_gang import RigidGang
+from pliant.tools.run.service.starters import SHELL_SUFFIXES
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
@@ -378,6 +379,8 @@ def _language_obstacle(path: Path, head: bytes) -> str | None:
         what = "a compiled program"
     elif first.startswith("#!") and "python" not in first:
         what = f'a script for "{first[2:].strip()}"'
+    elif path.suffix in SHELL_SUFFIXES and not first.startswith("#!"):
+        what = "a script for a shell"
     else:
         return None
     return f"{path} is {what}, but torchrun starts Python scripts"

@@ -39,7 +39,7 @@ _VARIABLES: Final = frozenset({"LOCAL_RANK", "WORLD_SIZE"})
 _TRAINERS: Final = ("Trainer", "TrainingArguments")
 _MEETING: Final = frozenset({"MASTER_ADDR", "MASTER_PORT"})
 """Variables that a script sets which starts its workers as processes."""
-_SHELLS: Final = (".sh", ".bash")
+SHELL_SUFFIXES: Final = (".sh", ".bash")
 _SHELL_NAMES: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _OF_WINDOWS: Final = {
     re.compile(rb"\A[^\0]*\r\n\Z"): "its lines end as on Windows, which sed -i 's/\\r$//'",
@@ -246,7 +246,7 @@ def _program_in(job: Job, path: Path, command: tuple[str, ...]) -> _Program | No
         if os.access(path, os.X_OK):
             return _Program(command, why)
         return _Program((*interpreter, *command), why) if interpreter and not is_python else None
-    return _Program(("bash", *command), f"{path.name} is for bash") if path.suffix in _SHELLS else None
+    return _Program(("bash", *command), f"{path.name} is for bash") if path.suffix in SHELL_SUFFIXES else None
 
 
 def _source(script: Sequence[str], folder: Path) -> _Source | None:
