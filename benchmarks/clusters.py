@@ -23,6 +23,7 @@ from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 from benchmarks.parts.slurm_leases import leases_idle_over_limit, leases_left
 from benchmarks.parts.windows import window_overruns
+from benchmarks.parts.trackers import tracked
 from pliant.schemas.cluster import Notify
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
@@ -37,6 +38,7 @@ MEASURES: Final = (
     "tools/schedule/session",
     "tools/report/usage.py",
     "examples/monitoring",
+    "tools/run/elastic/trackers.py",
 )
 
 CHANGES: Final = 100
@@ -93,6 +95,16 @@ def dashboards() -> list[Figure]:
     return [Figure("dashboard_queries_without_data", float(len(missing)), "queries", 0.0)]
 
 
+def tracker_steps() -> list[Figure]:
+    """Values that trackers have twice after changes, a kill and resumes.
+
+    :raises NotMeasurableError: they are not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="pliant-trackers-") as folder:
+        twice = sum(each.twice for each in tracked(Path(folder)).values())
+    return [Figure("tracker_steps_twice", float(twice), "values", 0.0)]
+
+
 PARTS: Final[dict[str, Part]] = {
     "reloads": reloads,
     "windows": windows,
@@ -102,6 +114,7 @@ PARTS: Final[dict[str, Part]] = {
     "dashboard": dashboards,
     "growth": state_growth.figures,
     "shells": shell_sessions.figures,
+    "trackers": tracker_steps,
 }
 
 

@@ -113,6 +113,9 @@ EXTRAS: Final = {
     "transformers": "integrations",
     "lightning": "integrations",
     "accelerate": "integrations",
+    "wandb": "trackers",
+    "mlflow": "trackers",
+    "tensorboard": "trackers",
 }
 """The extra of pyproject.toml that brings each library."""
 

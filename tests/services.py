@@ -48,6 +48,8 @@ PACKAGES: Final = {
     "prometheus-node-exporter": "prometheus-node-exporter",
 }
 """Commands that services need, and the packages of Debian that bring them."""
+LIBRARIES: Final = ("wandb", "mlflow-skinny", "tensorboard", "sqlalchemy", "alembic")
+"""Experiment trackers, and what MLflow needs for SQLite."""
 SYSTEM_FOLDERS: Final = ("/usr/sbin", "/sbin")
 SHOWN: Final = 10
 """Failed tests whose command is printed."""
@@ -130,6 +132,9 @@ def install_services() -> int:
         words = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing]
         subprocess.run(words, check=False, **quiet)
         missing = [package for command, package in PACKAGES.items() if _path(command) is None]
+    if any(find_spec(name.removesuffix("-skinny")) is None for name in LIBRARIES):
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-c", "constraints.txt", *LIBRARIES], check=False)
     if missing:
         print(f"missing, so tests will fail: apt-get install {' '.join(missing)}", file=sys.stderr)
     if os.geteuid() != 0:

@@ -31,7 +31,7 @@ ALLOWED = {
 }
 RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch", "gateway", "doctor")
 """Of tools/run: each knows those before it."""
-ELASTIC_LAYERS = ("torch_internals", "context", "state", "report", "membership", "loop")
+ELASTIC_LAYERS = ("torch_internals", "context", "state", "trackers", "report", "membership", "loop")
 """Of tools/run/elastic: likewise. What is beside them may know all."""
 HEAVY = {
     "torch": (
@@ -44,6 +44,8 @@ HEAVY = {
     "transformers": ("integrations/",),
     "lightning": ("integrations/",),
     "accelerate": ("integrations/",),
+    "wandb": ("tools/run/elastic/trackers.py",),
+    "mlflow": ("tools/run/elastic/trackers.py",),
     "pandas": ("schemas/frames.py", "tools/api.py"),  # there for annotations alone, as matplotlib is
     "matplotlib": ("tools/report/", "tools/api.py"),
     "scipy": (

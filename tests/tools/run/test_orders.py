@@ -144,6 +144,9 @@ def test_jobs_are_updated_and_requeued_also_after_their_end(site: Site) -> None:
     assert (job.job.retries, job.job.limits.run_seconds, job.job.gpus.requested) == (9, 900.0, 2)
     assert (files.path / "checkpoints-3" / "7").is_dir()
     assert not files.from_start.exists()
+    launches = [json.loads(files.attempt(number).launch.read_bytes()) for number in (1, 2, 3, 4)]
+    runs = [launch["units"][0]["env"]["WANDB_RUN_ID"] for launch in launches]
+    assert runs[0] == runs[1] == runs[2] != runs[3], "trackers show another run from the start on"
     assert sum(float((event.detail or {}).get("lost_gpu_hours", 0.0)) for event in site.events()) > 0
     assert order_jobs(site.state, "update", ["a", "b"], changes=sizes(1)) == ["a", "b"], "they have ended"
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -28,6 +28,9 @@ from pliant.tools.run.statedir.contract.plan import (
     WorkerOutcome,
 )
 
+if TYPE_CHECKING:
+    from pliant.tools.run.elastic.trackers import Tracking
+
 _TRIES: Final = 100
 """Tries to read a plan that a worker needs, for two seconds."""
 
@@ -37,6 +40,8 @@ class Context:
 
     plan: Plan | None = None
     """Plan that a worker of ``pliant run`` follows; else None."""
+    tracking: Tracking | None = None
+    """The experiment trackers of the script, if it names some."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device

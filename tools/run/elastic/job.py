@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, TypeVar, cast, overload
 
 import torch
@@ -42,6 +42,7 @@ from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.membership.process_group import join_torchrun_group
 from pliant.tools.run.elastic.stack_watch import StackWatch
 from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything, seed_scripts
+from pliant.tools.run.elastic.trackers import TrackerName, Tracking, checked_names
 from pliant.tools.run.statedir.contract.plan import Plan
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
@@ -58,6 +59,7 @@ def init(
     *,
     micro_batch_size: int | None = None,
     if_workers_differ: Literal["end", "warn"] = "end",
+    track: TrackerName | Sequence[TrackerName] = (),
 ) -> ElasticJob:
     """Find out how this process was started, and return the job that it trains.
 
@@ -69,14 +71,20 @@ def init(
         into micro-steps.
     :param if_workers_differ: what to do if workers differ in weights, settings of an optimizer or data; they
         are compared now and then.
+    :param track: experiment trackers that get what the script logs: wandb, mlflow, tensorboard.
     :raises UsageError: the environment contradicts itself.
+    :raises ServiceMissingError: the package of a tracker is not installed.
     :raises SystemExit: the job was asked to stop in the meantime.
     """
+    trackers = checked_names(track)
     if micro_batch_size is not None and micro_batch_size < 1:
         raise UsageError(f"micro_batch_size is {micro_batch_size}, expected 1 or more samples")
     context = find_context()
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
+    if trackers:
+        is_trial = ElasticJob.made_as is not ElasticJob or request_from_env() is not None
+        context.tracking = Tracking(context, () if is_trial else trackers)
     membership: Membership | None = None
     if isinstance(context, WorkerContext):
         StackWatch(context.attempt, context.worker).begin()
@@ -481,10 +489,17 @@ class ElasticJob:
         self._trained().body.weigh(count)
 
     def log(
-        self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None
+        self,
+        loss: float | torch.Tensor | None = None,
+        metric: float | torch.Tensor | None = None,
+        **values: float | torch.Tensor,
     ) -> None:
-        """Report the loss of a batch, inside the loop, or a validation metric, once per evaluation."""
-        self._trained().body.log(loss, metric)
+        """Report the loss of a batch, inside the loop, or a validation metric, once per evaluation.
+
+        :param values: others by name, for trackers alone; those of rank 0 count.
+        :raises UsageError: there are such values and no tracker.
+        """
+        self._trained().body.log(loss, metric, values)
 
     def agree(self, value: V | Callable[[], V]) -> V:
         """Rank 0's ``value`` on every worker: for what only rank 0 knows, or what may differ slightly.

@@ -189,7 +189,7 @@ class MeasuredBody:
     def weigh(self, count: float) -> None:
         """Nothing: a measurement trains for no result."""
 
-    def log(self, loss: object, metric: object) -> None:
+    def log(self, loss: object, metric: object, values: object) -> None:
         """Nothing: a measurement trains for no result."""
 
 

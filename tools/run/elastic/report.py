@@ -101,6 +101,8 @@ class Reporter:
             self._noise.forget()
         if self._context.rank != 0:
             self.close()
+            if self._context.tracking is not None:
+                self._context.tracking.close()
             return
         self._newest.begin(global_batch)
         self._history.begin(global_batch)
@@ -123,9 +125,13 @@ class Reporter:
         """Those of all workers, since the last time."""
         self._loss.include(losses)
         self._newest.loss.include(losses)
+        if self._context.tracking is not None:
+            self._context.tracking.add_losses(losses)
 
     def step_done(self, counters: TrainingCounters, losses: Mean, step_s: float) -> None:
         self.add_losses(losses)
+        if self._context.tracking is not None:
+            self._context.tracking.step_done(counters.samples_done)
         now, weight = time.monotonic(), _STEP_SMOOTHING if self.usual_step_s else 1.0
         self.usual_step_s += (step_s - self.usual_step_s) * weight
         plan, change, self._reached = self._context.plan, self._change, counters

@@ -58,6 +58,7 @@ from pliant.tools.run.statedir.contract.plan import (
     ENV_NOISE,
     ENV_PER_REPLICA,
     ENV_PROGRESS,
+    ENV_RUN,
     ENV_SLOT,
     ENV_STOP,
     ENV_TASK,
@@ -89,6 +90,7 @@ def units(
     first: int = 0,
     log_bytes: int | None = None,
     account: Credentials | None = None,
+    run_id: str = "",
 ) -> list[Unit]:
     """What to start for one attempt, in order of rank.
 
@@ -97,6 +99,7 @@ def units(
     :param first: number of the first unit, if the attempt has some already.
     :param log_bytes: most bytes of each output file that stay on disk; None for the supervisor's default.
     :param account: whose processes they are; None for the launcher's.
+    :param run_id: what experiment trackers call the run; empty where none starts.
     """
     job = target.job
     groups = groups_of(target)
@@ -123,12 +126,21 @@ def units(
             own[ENV_PER_REPLICA] = str(job.gpus.per_replica)
         if log_bytes is not None:
             own[ENV_LOG_BYTES] = str(log_bytes)
-        env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
-        env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name, **_task(job, index, len(groups))}
+        task = _task(job, index, len(groups))
+        env = for_trackers(job_dir, f"{run_id}-{index}" if task else run_id) if run_id else {}
+        env |= {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
+        env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name, **task}
         env |= for_supervisors[index]
         env |= step_variables(job.container)
         made.append(_unit(job, slots, argv, env, account))
     return made
+
+
+def for_trackers(job_dir: Path, run_id: str) -> dict[str, str]:
+    """Variables by which trackers show all attempts as one run; the job may state others."""
+    folder = str(JobDir(job_dir).tensorboard / run_id)
+    own = {ENV_RUN: run_id, "TENSORBOARD_LOGGING_DIR": folder}
+    return own | {"WANDB_RUN_ID": run_id, "WANDB_RESUME": "allow"}
 
 
 def _secrets(job_dir: Path) -> list[str]:

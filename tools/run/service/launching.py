@@ -13,13 +13,14 @@ import errno
 import json
 import os
 import re
+import secrets
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pliant.schemas.checks import most_on_a_node, replica_on_a_node
 from pliant.schemas.errors import BadInputError, Problem
@@ -55,7 +56,7 @@ from pliant.tools.run.service.rigid_gang import RigidGang
 from pliant.tools.run.service.starters import SHELL_SUFFIXES
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
-from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
+from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError, read_file
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.stacks import offer_stacks
 from pliant.tools.run.statedir.directory import StateDir, check_job
@@ -86,6 +87,9 @@ class Submitters:
 
 Nodes = Mapping[str, NodeInfo]
 _STARTING: Final = UnitStatus("running", starting=True)
+RUN_ID: Final = r"[A-Za-z0-9._-]{1,128}"
+"""What wandb takes."""
+_JOB_CHARS: Final = 100
 _NO_COMMAND: Final = " has no command: it can be replayed, but not run"
 
 
@@ -137,6 +141,7 @@ class Launching:
         if job_dir.from_start.exists():
             with files_of(handle.files), suppress(FileNotFoundError):
                 job_dir.checkpoints.rename(job_dir.path / f"checkpoints-{handle.attempt - 1}")
+            job_dir.run_id.unlink(missing_ok=True)
             job_dir.from_start.unlink()
         generation = max(last_generation(job_dir), before.generation if before else 0) + 1
         reason = before.reason if before is not None and before.abort else ""
@@ -206,11 +211,27 @@ class Launching:
         account = self._account(handle.job)
         if account is not None and most is None:  # else the job could say it
             most = LOG_BYTES
-        return units(target, job, files, nodes, port, first=first, log_bytes=most, account=account)
+        run_id = _run_id(handle)
+        more: dict[str, Any] = {"log_bytes": most, "account": account, "run_id": run_id}
+        return units(target, job, files, nodes, port, first=first, **more)
 
     def _account(self, job_id: str) -> Credentials | None:
         """:raises BadInputError: the job is root's, and such jobs are refused."""
         return None if self._submitters is None else self._submitters.of(job_id)
+
+
+def _run_id(handle: Handle) -> str:
+    """What trackers call the run of a job: made at its first start, and read at the others.
+
+    :raises PliantError: it cannot be read or written.
+    """
+    path = handle.job_files.run_id
+    kept = (read_file(path) or b"").decode("ascii", "replace").strip()
+    if re.fullmatch(RUN_ID, kept):
+        return kept
+    run_id = f"{handle.job[:_JOB_CHARS]}-{secrets.token_hex(4)}"
+    as_user.write(path, f"{run_id}\n".encode(), PRIVATE)
+    return run_id
 
 
 def gang_class(job: Job) -> type[ElasticGang | RigidGang]:

@@ -35,6 +35,7 @@ options = {
     "hold_in": [],  # after the first step of these epochs
     "compiled": None,  # "before" or "after" job.prepare, or "in place"
     "backend": "counting",  # of the compiler
+    "track": [],
     **json.loads(sys.argv[1]),
 }
 
@@ -165,7 +166,7 @@ def counting(graph, inputs):
 ProcessGroup.form = connect_at_last(ProcessGroup.form)
 rendezvous.POLL_INTERVAL_S = options["look_s"]
 own_group = OwnGroup()
-job = elastic.init(batch_size=10, seed=5)
+job = elastic.init(batch_size=10, seed=5, track=options["track"])
 norm = nn.BatchNorm1d(16, momentum=0.0).eval() if options["norm"] else nn.Identity()
 net = Net(nn.Linear(8, 16), norm, nn.Tanh(), nn.Linear(16, 1)).double()
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
@@ -196,7 +197,7 @@ for epoch in job.epochs(options["epochs"]):
         if options["groups"]:
             assert own_group.mean(torch.tensor(float(job.rank))) == (job.world_size - 1) / 2
             (out / f"made-{name}").write_text(f"{own_group.made}")
-        job.log(loss=loss)
+        job.log(loss=loss, **({"lr": used[-1]} if options["track"] else {}))
         seen.write(json.dumps({"epoch": epoch, "rank": job.rank, "index": index.tolist()}) + "\n")
         seen.flush()
         time.sleep(options["step_s"])

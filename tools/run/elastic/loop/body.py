@@ -16,6 +16,7 @@ from pliant.tools.run.elastic.loop.step import NOTHING_AWAITED, LoopPhase, PassM
 from pliant.tools.run.elastic.loop.stepper import Stepper
 from pliant.tools.run.elastic.loop.tally import like, numbers_in, numbers_of
 from pliant.tools.run.elastic.state.training import EpochPhase, mixed_seed
+from pliant.tools.run.elastic.trackers import METRIC
 
 
 class LoopBody:
@@ -77,15 +78,39 @@ class LoopBody:
         drawn = make(rows.batch, generator)
         return to_device(_rows(drawn, slice(rows.start, rows.start + rows.count)), self.device)
 
-    def log(self, loss: float | torch.Tensor | None, metric: float | torch.Tensor | None) -> None:
-        """Count what the script measured; a loss outside of a batch is not counted."""
+    def log(
+        self,
+        loss: float | torch.Tensor | None,
+        metric: float | torch.Tensor | None,
+        values: Mapping[str, float | torch.Tensor],
+    ) -> None:
+        """Count what the script measured; a loss outside of a batch is not counted.
+
+        :raises UsageError: there are other values, and no tracker that takes them.
+        """
         membership, step = self._workers.membership, self._step
+        self._track(values if metric is None else {METRIC: metric, **values})
         if metric is not None:
             self.metric = float(metric)
             if self._stepper.by_steps and membership is not None and not step.mode.is_idle:
                 membership.measured(self.metric)
         if loss is not None and step.micro is not None:
             step.losses.add(loss, self._stepper.counts.of_loss)
+
+    def _track(self, values: Mapping[str, float | torch.Tensor]) -> None:
+        tracking, step = self._workers.context.tracking, self._step
+        if tracking is None:
+            if others := ", ".join(values.keys() - {METRIC}):
+                raise UsageError(
+                    f"job.log got {others}, which only trackers take: name one, as in "
+                    'elastic.init(track="tensorboard"), or log only loss and metric'
+                )
+        elif step.mode.is_idle or self._workers.replays_epoch:
+            return
+        elif step.micro is not None:
+            tracking.pending |= values
+        elif values:
+            tracking.log(self._training.counters.samples_done, values)
 
     def weigh(self, count: float) -> None:
         """The loss of the micro-batch is a mean over ``count`` of something, not over its samples.

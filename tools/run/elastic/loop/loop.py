@@ -106,6 +106,8 @@ class TrainingLoop:
         if self._membership is not None:
             while not self.workers.follow(self._membership.training_ends()):
                 pass
+        elif self.workers.context.tracking is not None:
+            self.workers.context.tracking.flush()
 
     def leave(self) -> None:
         """The script has left ``epochs``, or ends while still holding its iterator."""

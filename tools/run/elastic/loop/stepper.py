@@ -297,6 +297,9 @@ class Stepper:
         step.values = 0
         if membership is not None:
             workers.follow(membership.step_ends(losses, workers.averaging.take_waited_s()))
+        elif (tracking := workers.context.tracking) is not None:
+            tracking.add_losses(losses)
+            tracking.step_done(workers.training.counters.samples_done)
 
     def _end_changed(self) -> None:
         """The workers have changed in the pass. Its step counts if its optimizers had stepped before."""

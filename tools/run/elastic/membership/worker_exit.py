@@ -83,6 +83,8 @@ class WorkerExit:
         self._await_checkpoint()
         self._reporter.close()
         self._report(outcome, message)
+        if self._context.tracking is not None:
+            self._context.tracking.close(done=outcome == "done")
 
     def leave(self) -> Leave:
         """The others go on without this worker."""
@@ -117,6 +119,8 @@ class WorkerExit:
         self.complete = True
         self._reporter.flush()
         self._report("done", goes_on=True)
+        if self._context.tracking is not None:
+            self._context.tracking.flush()
 
     def training_ended(self, training: Training) -> None:
         """All workers have trained every epoch, and know what is on disk."""

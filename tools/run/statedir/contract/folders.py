@@ -214,6 +214,12 @@ class JobDir(SplitFolder):
     """Newest report of its rank 0, a Progress."""
     checkpoints = Inside("checkpoints")
     """Folder of the checkpoints: the newest two, verified by hash on load."""
+    run_id = Kept("run-id")
+    """What trackers call the run; another one begins where the work begins at the start again."""
+    tracked = Inside("tracked")
+    """Folder of what was handed on to trackers, by run."""
+    tensorboard = Inside("tensorboard")
+    """Folder of TensorBoard's event files, by run."""
     from_start = Kept("from-start")
     """There if the next attempt is to begin at the start of the work."""
     latest = Inside(LATEST)
