@@ -41,7 +41,8 @@ def usage(
 
     Money follows from price in the cluster file, by GPU type and hour. GPUs
     that two jobs share count one half for each. The part that trained leaves
-    out starts, changes of size and checkpoints. In a shared run accounts see
+    out starts, changes of size and checkpoints. Used are the GPUs (or CPU
+    slots) and their memory, as parts, of jobs that ended. In a shared run accounts see
     what they may see of the jobs of others.
 
     Example: pliant usage --by team,user --since 2026-11-01 --state live

@@ -249,6 +249,10 @@ class _Stopped(_OfJob):
     order: int | None = None
     """Number of the order that this executes."""
     lost_gpu_hours: float | None = None
+    used_gpu_seconds: float | None = None
+    """Of a job that ends: GPU (or CPU slot) seconds in which these were busy, over all attempts."""
+    memory_gpu_seconds: float | None = None
+    """GPU seconds times the part of their memory that was taken."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

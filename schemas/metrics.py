@@ -530,6 +530,8 @@ class JobFigures(Record):
     """What the policy said when it admitted or rejected it."""
     first_loss: Annotated[Number, Metric("first loss", "amount", low=-inf, shown_with="last_loss")] = None
     last_loss: Annotated[Number, Metric("last loss", "amount", low=-inf, shown_with="last_loss")] = None
+    money: Annotated[Number, Metric("money", "amount", shown_with="money")] = None
+    """By the prices of the cluster; null: it has none."""
 
 
 class PairedJcts(Record):

@@ -23,6 +23,7 @@ from pydantic_core import from_json
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import ENDS, FREES, PLACED
+from pliant.schemas.io import read_events
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, iso_time, text_table
 
@@ -31,6 +32,7 @@ USER: Final = "user"
 TEAM: Final = "team"
 MODEL: Final = "model"
 JOB: Final = "job"
+_READ: Final = ("time", "event", "job", "gpus", "placement", "overhead_seconds", "detail")
 _HOUR_S: Final = 3600.0
 _HOLDS: Final = frozenset({*PLACED, *FREES, "preempt"})
 _SILENT: Final = re.compile(rb'"event":"(?:slot_|node_|epoch"|progress"(?!.*"overhead_seconds"))').search
@@ -49,6 +51,13 @@ class GroupUsage:
     """GPU seconds by GPU type; of GPUs that two jobs share one half."""
     lost_gpu_s: float = 0.0
     """GPU seconds among these without training: for starts, changes and checkpoints."""
+    measured_gpu_s: float = 0.0
+    """GPU seconds of jobs that ended, and whose use was measured."""
+    used_gpu_s: float = 0.0
+    """GPU seconds among these in which the GPUs were busy."""
+    memory_measured_gpu_s: float = 0.0
+    memory_gpu_s: float = 0.0
+    """GPU seconds times the part of their memory that was taken."""
     money: float = 0.0
 
     @property
@@ -66,6 +75,10 @@ class _Holder:
     since_s: float = 0.0
     beside: str | None = None
     is_counted: bool = False
+    gpu_s: float = 0.0
+    """What it has held in the span."""
+    end: str = ""
+    """How it has ended, where that is counted."""
 
 
 class UsageFold:
@@ -85,8 +98,8 @@ class UsageFold:
         self._cluster: Cluster | None = None
         self._kind_of: dict[str, str] = {}
         self._jobs: dict[str, _Holder] = {}
-        # Groups of ended jobs, which a requeue may start again; in the second they are counted.
-        self._ended: tuple[dict[str, GroupUsage], ...] = ({}, {})
+        # Groups of ended jobs, which a requeue may start again, by how each ended and whether it is counted.
+        self._ended: dict[tuple[str, bool], dict[str, GroupUsage]] = {}
         self._teams: dict[tuple[str, ...], str] = {}
 
     def take(self, row: Mapping[str, Any]) -> None:
@@ -105,8 +118,28 @@ class UsageFold:
             if (seconds := row.get("overhead_seconds")) and self._since_s <= time_s <= self._until_s:
                 gpus = holder.gpus if holder.beside is None else holder.gpus / 2
                 holder.group.lost_gpu_s += seconds * gpus
-            if name in ENDS and self._since_s <= time_s <= self._until_s:
-                holder.group.ended[ENDS[name]] = holder.group.ended.get(ENDS[name], 0) + 1
+            if name in ENDS:
+                self._end(holder, name, time_s, row.get("detail") or {})
+                if name != "fail":
+                    del self._jobs[job_id]
+                    self._ended.setdefault((holder.end, holder.is_counted), {})[job_id] = holder.group
+
+    def _end(self, holder: _Holder, name: str, time_s: float, detail: Mapping[str, Any]) -> None:
+        """Count the end of a job once: its last one."""
+        group = holder.group
+        if not self._since_s <= time_s <= self._until_s:
+            return
+        if holder.end:
+            group.ended[holder.end] -= 1
+        holder.end = ENDS[name]
+        group.ended[holder.end] = group.ended.get(holder.end, 0) + 1
+        held_s, holder.gpu_s = holder.gpu_s, 0.0
+        if (used_s := detail.get("used_gpu_seconds")) is not None and held_s:
+            group.measured_gpu_s += held_s
+            group.used_gpu_s += min(held_s, used_s)
+        if (memory_s := detail.get("memory_gpu_seconds")) is not None and held_s:
+            group.memory_measured_gpu_s += held_s
+            group.memory_gpu_s += min(held_s, memory_s)
 
     def finish(self, now_s: float | None = None) -> None:
         """Count what jobs hold until now; None: until the last event."""
@@ -115,9 +148,9 @@ class UsageFold:
 
     def _back(self, name: str, job_id: str) -> _Holder | None:
         """A job that had ended and is requeued, active again."""
-        for is_counted, ended in enumerate(self._ended if name == "requeue" else ()):
+        for (end, is_counted), ended in self._ended.items() if name == "requeue" else ():
             if (group := ended.pop(job_id, None)) is not None:
-                holder = self._jobs[job_id] = _Holder(group, is_counted=bool(is_counted))
+                holder = self._jobs[job_id] = _Holder(group, is_counted=is_counted, end=end)
                 return holder
         return None
 
@@ -163,9 +196,6 @@ class UsageFold:
         if partner is not None and partner.beside is None:
             self._settle(partner, time_s)
             holder.beside, partner.beside = detail["beside"], job_id
-        if row["event"] in ENDS and row["event"] != "fail":
-            del self._jobs[job_id]
-            self._ended[holder.is_counted][job_id] = holder.group
 
     def _settle(self, holder: _Holder, time_s: float) -> None:
         """Count until a time what a job holds."""
@@ -179,6 +209,7 @@ class UsageFold:
         group.money += gpu_s / _HOUR_S * self.price.get(kind, 0.0)
         group.jobs += not holder.is_counted
         holder.is_counted = True
+        holder.gpu_s += gpu_s
 
 
 def usage_of_log(path: Path, fold: UsageFold) -> None:
@@ -188,6 +219,20 @@ def usage_of_log(path: Path, fold: UsageFold) -> None:
     """
     with path.open("rb") as file:
         take_lines(file, fold, str(path))
+
+
+def money_by_job(source: str) -> dict[str, float] | None:
+    """What each job of an event file has cost. Returns None if the events came through a pipe.
+
+    :raises BadInputError: the file makes no sense.
+    """
+    if not Path(source).is_file():
+        return None
+    fold = UsageFold((JOB,))
+    for event in read_events(source):
+        fold.take({name: getattr(event, name) for name in _READ})
+    fold.finish()
+    return {job_id: group.money for (job_id,), group in fold.groups.items()}
 
 
 def take_lines(lines: Iterable[bytes], fold: UsageFold, source: str) -> None:
@@ -220,12 +265,23 @@ def usage_rows(fold: UsageFold) -> Iterator[dict[str, Any]]:
             "gpu_hours": held / _HOUR_S,
             "share": held / total if total else 0.0,
             "training": 1 - min(1.0, group.lost_gpu_s / held) if held else None,
+            "used": _part(group.used_gpu_s, group.measured_gpu_s),
+            "memory_used": _part(group.memory_gpu_s, group.memory_measured_gpu_s),
             "money": group.money if fold.price else None,
         }
 
 
+def _part(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{100 * part:.0f} %"
+
+
 def usage_text(fold: UsageFold, width: int | None = None) -> str:
     several = len(fold.kinds) > 1
+    measured = any(group.measured_gpu_s for group in fold.groups.values())
     columns = [
         *(Column(name) for name in fold.by),
         Column("jobs", right=True),
@@ -233,6 +289,7 @@ def usage_text(fold: UsageFold, width: int | None = None) -> str:
         Column("GPU hours", right=True),
         Column("share", right=True),
         Column("training", 2, right=True),
+        *((Column("used", 1, right=True), Column("memory", 1, right=True)) if measured else ()),
         *([Column("money", right=True)] if fold.price else []),
     ]
     cells = [
@@ -242,7 +299,8 @@ def usage_text(fold: UsageFold, width: int | None = None) -> str:
             *(f"{row[f'gpu_hours_{kind}']:,.1f}" for kind in fold.kinds if several),
             f"{row['gpu_hours']:,.1f}",
             f"{100 * row['share']:.1f} %",
-            "-" if row["training"] is None else f"{100 * row['training']:.0f} %",
+            _percent(row["training"]),
+            *((_percent(row["used"]), _percent(row["memory_used"])) if measured else ()),
             *([f"{row['money']:,.2f}"] if fold.price else []),
         )
         for row in usage_rows(fold)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
+from pliant.schemas.io import write_events
+from pliant.tools.report.rendering.sections import job_rows
+from pliant.tools.report.report import read_report
 from pliant.tools.report.usage import (
     UsageFold,
     take_lines,
@@ -84,9 +88,41 @@ def test_jobs_that_are_requeued_after_their_end_are_counted_on() -> None:
         assert (rows["ada"]["jobs"], rows["ada"]["gpu_hours"], rows["ada"]["cancelled"]) == (1, hours, 1)
 
 
+def test_jobs_count_once_by_their_last_end_and_use_is_of_what_ended() -> None:
+    log = [
+        began(0.0, "decision", 4.0),
+        *(job(0.0, name, "ada") for name in "ab"),
+        holds(0.0, "start", "a", 2, "n0"),
+        holds(0.0, "start", "b", 2, "n1"),
+        used(HOUR, "finish", "a", used_gpu_seconds=1800.0, memory_gpu_seconds=720.0),
+        holds(HOUR, "requeue", "a", 0),
+        holds(HOUR, "resume", "a", 2, "n0"),
+        used(2 * HOUR, "fail", "a", used_gpu_seconds=5400.0),
+        holds(2 * HOUR, "finish", "b", 0),  # not measured
+    ]
+    (row,) = usage_rows(folded("user", log=log))
+    assert (row["jobs"], row["finished"], row["failed"]) == (2, 1, 1)
+    assert row["used"] == (1800 + 5400) / (4 * HOUR)
+    assert row["memory_used"] == 720 / (2 * HOUR)
+    assert usage_text(folded("user", log=log)).splitlines()[1].split()[-5:-3] == ["50", "%"]
+
+
+def used(time: float, name: Any, job_id: str, **detail: float) -> Event:
+    return Event(time, name, job_id, 0, (), detail=detail)
+
+
 def test_a_span_counts_what_was_held_in_it_and_labels_group() -> None:
     rows = list(usage_rows(folded("project", since_s=2.5 * HOUR, until_s=3.5 * HOUR)))
     assert {row["project"]: row["gpu_hours"] for row in rows} == {"x": 1.0 + 1.0, "-": 1.0 + 2.0}
+
+
+def test_the_report_has_the_money_of_each_job(tmp_path: Path) -> None:
+    about = {"simulated": True, "trace_hash": "0" * 64, "pliant_version": "1", **(LOG[0].detail or {})}
+    path = tmp_path / "events.jsonl"
+    write_events([replace(LOG[0], detail=about), *LOG[1:]], path)
+    rows = {row["job"]: row["money"] for row in job_rows(read_report([str(path)]).runs[0])}
+    bill = {row["job"]: row["money"] for row in usage_rows(folded("job"))}
+    assert rows == bill == {"a": 32.0, "b": 6.0, "c": 6.0}
 
 
 def test_every_form_says_the_same(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.rules import IdleWatch, StepParts, Straggler, StragglerWatch
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.contract.liveness import UnitUse, use_of
+from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
+from pliant.tools.run.statedir.contract.liveness import UnitUse, use_of, whole_use_of
 from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -44,7 +44,9 @@ time.sleep(600)
 
 
 def test_the_whole_tree_counts_and_so_does_what_has_ended(tmp_path: Path) -> None:
-    attempt = AttemptDir(tmp_path)
+    job = JobDir(tmp_path)
+    attempt = job.attempt(1)
+    attempt.path.mkdir(parents=True)
     with started([sys.executable, "-c", BURNS]):
         own = psutil.Process()
         until(lambda: any(child.children() for child in own.children()))
@@ -67,6 +69,9 @@ def test_the_whole_tree_counts_and_so_does_what_has_ended(tmp_path: Path) -> Non
     assert found is not None
     assert found.memory > 1 << 20
     assert (found.gpus, found.gpu_memory) == (None, None)
+    (whole,) = whole_use_of(job)
+    assert whole.cpu_s > 0.2
+    assert (whole.gpu_s, whole.gpu_memory_s) == (None, None)
 
 
 class Driver:
@@ -91,19 +96,19 @@ class Driver:
         return self._lost
 
     def nvmlDeviceGetMemoryInfo(self, _handle: Any, memory: Any) -> int:  # noqa: N802
-        memory._obj.used = 1 << 30
+        memory._obj.used, memory._obj.total = 1 << 30, 1 << 31
         return 0
 
 
 @pytest.mark.parametrize(
     ("names", "driver", "found"),
     [
-        (["0", "1"], Driver(50, 100), (1.5, 2 << 30)),
-        (["GPU-1"], Driver(50, 100), (1.0, 1 << 30)),
-        (["0", "7"], Driver(50, 100), (None, None)),  # one is unknown: half the truth would look idle
-        (["0"], Driver(50, lost=15), (None, None)),
-        ([], Driver(50), (None, None)),
-        (["0"], None, (None, None)),  # no driver
+        (["0", "1"], Driver(50, 100), (1.5, 2 << 30, 1.0)),
+        (["GPU-1"], Driver(50, 100), (1.0, 1 << 30, 0.5)),
+        (["0", "7"], Driver(50, 100), (None, None, None)),  # one is unknown: half the truth would look idle
+        (["0"], Driver(50, lost=15), (None, None, None)),
+        ([], Driver(50), (None, None, None)),
+        (["0"], None, (None, None, None)),  # no driver
     ],
 )
 def test_gpus_are_asked_through_nvml(names, driver, found, monkeypatch: pytest.MonkeyPatch) -> None:

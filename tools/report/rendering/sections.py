@@ -16,6 +16,7 @@ from pliant.schemas.text import counted
 from pliant.tools.report.fairness import REFERENCES, promise, why_unpromised
 from pliant.tools.report.job_arrays import optional
 from pliant.tools.report.report import Report, RunReport
+from pliant.tools.report.usage import money_by_job
 
 Row = dict[str, Any]
 _NAMED: Final = 5
@@ -137,12 +138,13 @@ def _job_cell(value: Any, kind: Kind | None, unit: TimeUnit) -> str:
 
 
 def job_rows(each: RunReport) -> list[Row]:
-    """One row a job, in order of submission; times in seconds."""
+    """One row a job, in order of submission; times in seconds. Money takes another pass over the events."""
     jobs, until_s = each.run.jobs, each.run.last_event_s
     fair, gps, isolated = (optional(each.fair[name].ftf) for name in REFERENCES)
     gpu_s, stalled_s = jobs.gpu_seconds(until_s).tolist(), jobs.stalled_s().tolist()
     waited_s, late_s = optional(jobs.queueing_delay_s), optional(jobs.late_s)
     rescales = jobs.rescales_until(inf).tolist()
+    bill = money_by_job(each.run.source) if each.run.info.cluster.price else None
     return [
         {
             "run": each.label,
@@ -166,6 +168,7 @@ def job_rows(each: RunReport) -> list[Row]:
             "admission": None if job.admission is None else dict(job.admission),
             "first_loss": job.first_loss,
             "last_loss": job.last_loss,
+            "money": None if bill is None else bill.get(job.id, 0.0),
         }
         for row, job in enumerate(jobs)
     ]

@@ -35,7 +35,9 @@ class TreeMeter:
         self._gpus = GpuMeter([name for name in gpus.split(",") if name])
         # CPU seconds of each process, by pid and start; those that have ended are still counted.
         self._cpu_s: dict[tuple[int, int], float] = {}
-        self._gpu_s = 0.0
+        self._gpu_s = self._gpu_memory_s = 0.0
+        # Time and CPU seconds of the first look.
+        self._began: tuple[float, float] | None = None
         # (time, CPU seconds, GPU seconds) of the looks within the window.
         self._points: deque[tuple[float, float, float]] = deque()
 
@@ -43,17 +45,21 @@ class TreeMeter:
         """An error of the system only leaves the file as it is."""
         with contextlib.suppress(OSError, ValueError):
             now_s, memory = time.monotonic(), self._look_at_tree()
-            busy, gpu_memory = self._gpus.look()
-            if busy is not None and self._points:
+            busy, gpu_memory, full = self._gpus.look()
+            if busy is not None and full is not None and self._points:
                 self._gpu_s += busy * (now_s - self._points[-1][0])
+                self._gpu_memory_s += full * (now_s - self._points[-1][0])
             self._points.append((now_s, sum(self._cpu_s.values()), self._gpu_s))
+            began_s, before_s = self._began = self._began or self._points[0][:2]
             while len(self._points) > 2 and self._points[1][0] <= now_s - WINDOW_S:
                 self._points.popleft()
             first, last = self._points[0], self._points[-1]
             span_s = last[0] - first[0]
             if span_s > 0:
                 gpus = None if busy is None else (last[2] - first[2]) / span_s
-                self._write((last[1] - first[1]) / span_s, memory, gpus, gpu_memory)
+                whole_gpu_s = None if busy is None else (self._gpu_s, self._gpu_memory_s)
+                whole = (now_s - began_s, last[1] - before_s, *(whole_gpu_s or (None, None)))
+                self._write((last[1] - first[1]) / span_s, memory, gpus, gpu_memory, whole)
 
     def _look_at_tree(self) -> int:
         """Take note of the CPU time of all descendants; returns their resident memory."""
@@ -64,12 +70,23 @@ class TreeMeter:
             memory += int(fields[_RESIDENT]) * _PAGE
         return memory
 
-    def _write(self, cpus: float, memory: int, gpus: float | None, gpu_memory: int | None) -> None:
+    def _write(
+        self,
+        cpus: float,
+        memory: int,
+        gpus: float | None,
+        gpu_memory: int | None,
+        whole: tuple[float | None, ...],
+    ) -> None:
+        """:param whole: since the first look: seconds, CPU seconds, busy GPU seconds, and GPU seconds times
+        the part of the memory that was taken.
+        """
         usage = {
             "cpus": round(cpus, 3),
             "memory": memory,
             "gpus": None if gpus is None else round(gpus, 3),
             "gpu_memory": gpu_memory,
+            "whole": [None if each is None else round(each, 1) for each in whole],
         }
         descriptor = os.open(self._path, _NEW, 0o600)
         try:
@@ -130,18 +147,20 @@ class GpuMeter:
             done = self._nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
         return handle if done == 0 else None
 
-    def look(self) -> tuple[float | None, int | None]:
-        """How many of them are busy (0.5: one is, half of the time), and the bytes that are taken of them.
+    def look(self) -> tuple[float | None, int | None, float | None]:
+        """How many of them are busy (0.5: one is, half of the time), the bytes that are taken of them, and
+        how many have their memory full (0.5: of one a half is).
 
         Returns None for what the driver does not say, as of the instances of a GPU in MIG mode.
         """
-        busy, taken = 0.0, 0
+        busy, taken, full = 0.0, 0, 0.0
         for handle in self._handles:
             rates, memory = _Rates(), _Memory()
             if self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)):
-                return None, None
+                return None, None, None
             if self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
-                return None, None
+                return None, None, None
             busy += rates.gpu / 100
             taken += memory.used
-        return (busy, taken) if self._handles else (None, None)
+            full += memory.used / memory.total if memory.total else 0.0
+        return (busy, taken, full) if self._handles else (None, None, None)

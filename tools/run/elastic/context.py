@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -28,11 +28,24 @@ from pliant.tools.run.statedir.contract.plan import (
     WorkerOutcome,
 )
 
-if TYPE_CHECKING:
-    from pliant.tools.run.elastic.trackers import Tracking
-
 _TRIES: Final = 100
 """Tries to read a plan that a worker needs, for two seconds."""
+
+
+class Tracks(Protocol):
+    """What a worker has for experiment trackers: :class:`~pliant.tools.run.elastic.trackers.Tracking`."""
+
+    pending: dict[str, Any]
+
+    def add_losses(self, losses: Any) -> None: ...
+
+    def step_done(self, samples: int) -> None: ...
+
+    def log(self, samples: int, values: Mapping[str, Any]) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self, *, done: bool = False) -> None: ...
 
 
 class Context:
@@ -40,7 +53,7 @@ class Context:
 
     plan: Plan | None = None
     """Plan that a worker of ``pliant run`` follows; else None."""
-    tracking: Tracking | None = None
+    tracking: Tracks | None = None
     """The experiment trackers of the script, if it names some."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:

@@ -38,6 +38,7 @@ from pliant.tools.run.statedir.directory import (
 from pliant.tools.run.statedir.failures import may_pass
 from pliant.tools.run.statedir.log.archive import ShorterLog
 from pliant.tools.run.statedir.log.events import with_loss
+from pliant.tools.run.statedir.log.events import with_loss, with_use
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import repair_locked
 from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding, records_kept_small, renew_snapshot
@@ -191,7 +192,10 @@ class State:
 
         :raises ServiceMissingError: the disk is full or broken; none of the events is recorded.
         """
-        batch = tuple(with_loss(with_progress(event, self.log), self.log) for event in events)
+        batch = tuple(
+            with_use(with_loss(with_progress(event, self.log), self.log), self.log, self.dirs.job)
+            for event in events
+        )
         if not batch:
             return
         self._writer.append(batch)

@@ -1,5 +1,6 @@
 import errno
 import fcntl
+import json
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import LockedError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.io import read_events
 from pliant.tools.run.statedir import file_system
 from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.log.events import decision_event, submit_event
@@ -69,6 +71,20 @@ def test_a_second_writer_is_refused_or_waits_for_its_turn(tmp_path: Path) -> Non
     second.join(30)
     assert turns == ["first", "second"]
     assert LockedError.exit_code == 75
+
+
+def test_the_end_of_a_job_says_what_it_used(tmp_path: Path) -> None:
+    with State(tmp_path) as state:
+        state.record([submitted("a"), Event(1.0, "start", "a", 2, (("n0", 2),))])
+        attempts = [state.dirs.job("a").attempt(number) for number in (1, 2)]
+        for attempt, gpu_s in zip(attempts, (10.0, 2.5), strict=True):
+            attempt.path.mkdir(parents=True)
+            use = {"cpus": 1.0, "memory": 1, "gpus": 1.0, "gpu_memory": 1, "whole": [20.0, 30.0, gpu_s, 5.0]}
+            attempt.use(0).write_text(json.dumps(use))
+        state.record([Event(9.0, "finish", "a", 0, (), detail={"attempt": 2})])
+        state.record([Event(9.0, "release", "a")])
+    detail = {event.event: event.detail for event in read_events(tmp_path / "events.jsonl")}["finish"]
+    assert detail == {"attempt": 2, "used_gpu_seconds": 12.5, "memory_gpu_seconds": 10.0}
 
 
 def test_a_full_disk_is_a_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

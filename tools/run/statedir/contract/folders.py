@@ -128,6 +128,10 @@ class AttemptDir(SplitFolder):
         """What one unit uses of its host, as its supervisor sees it; written in place."""
         return self.path / f"unit-{unit}.use"
 
+    def uses(self) -> list[Path]:
+        """What its units use, as far as that is there."""
+        return [path for path in _some_in(self.path) if path.suffix == ".use"]
+
     def code(self, unit: int) -> Path:
         """What code one unit runs, as ``record_code.py`` has found."""
         return self.path / f"code-{unit}.json"

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import files_of, opened
-from pliant.tools.run.statedir.contract.folders import AttemptDir, look_again
+from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir, look_again
 
 HEARTBEAT_S: Final = 1.0
 Life = Literal["absent", "alive", "gone"]
@@ -223,7 +223,19 @@ class FileClock:
 
 
 _MOST_BYTES: Final = 4096
+_ATTEMPTS: Final = 100
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class WholeUse(NamedTuple):
+    """What a unit has used since it began."""
+
+    seconds: float
+    cpu_s: float
+    gpu_s: float | None
+    """GPU seconds that were busy; None if the driver does not say."""
+    gpu_memory_s: float | None
+    """GPU seconds times the part of the memory that was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +250,8 @@ class UnitUse:
     """GPUs that were busy; None if the driver does not say."""
     gpu_memory: int | None = None
     """Bytes of these GPUs that are taken now, by any process."""
+    whole: WholeUse | None = None
+    """All that it has used; None of several units."""
 
     def of_slots(self, slots: int, *, gpus: bool) -> float | None:
         """The part of its slots that was busy, 1 at most. Returns None if that is not known."""
@@ -262,6 +276,15 @@ def use_of(attempt: AttemptDir, units: Iterable[int]) -> UnitUse | None:
     )
 
 
+def whole_use_of(job: JobDir) -> list[WholeUse]:
+    """What each unit of the newest attempts of a job has used, as far as that is known."""
+    newest = job.newest_attempt()
+    attempts = [job.attempt(number) for number in range(max(1, newest - _ATTEMPTS + 1), newest + 1)]
+    with files_of(job):
+        uses = (_read(path) for attempt in attempts for path in attempt.uses())
+        return [use.whole for use in uses if use is not None and use.whole is not None]
+
+
 def _read(path: Path) -> UnitUse | None:
     """Returns None if there is no file, or it makes no sense at the moment."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
@@ -277,8 +300,20 @@ def _read(path: Path) -> UnitUse | None:
             int(_amount(said["memory"])),
             None if said["gpus"] is None else float(_amount(said["gpus"])),
             None if said["gpu_memory"] is None else int(_amount(said["gpu_memory"])),
+            _whole(said.get("whole")),
         )
     return None
+
+
+def _whole(said: Any) -> WholeUse | None:
+    """Returns None of a supervisor that does not say it.
+
+    :raises ValueError: it makes no sense.
+    """
+    if said is None:
+        return None
+    seconds, cpu_s, *gpu_s = (None if each is None else _amount(each) for each in said)
+    return WholeUse(_amount(seconds), _amount(cpu_s), *gpu_s)
 
 
 def _amount(value: Any) -> float:

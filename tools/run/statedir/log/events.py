@@ -5,7 +5,7 @@ Those of the workers are in ``service/reports.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.events import (
     Cancelled,
     Decided,
+    Ended,
     Failed,
     Finished,
     Moved,
@@ -33,6 +34,8 @@ from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule, TeamStanding
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.liveness import whole_use_of
 from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.failures import BELIEVED, Fault, reason_to_stop, wait_s
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
@@ -231,6 +234,23 @@ def with_loss(row: Event, log: RunLog) -> Event:
     if not lost or (isinstance(event, Requeued) and event.attempt is not None):
         return row
     return row_of(replace(event, lost_gpu_hours=lost))
+
+
+def with_use(row: Event, log: RunLog, job_of: Callable[[str], JobDir]) -> Event:
+    """The end of a job, with what it has used of its slots, where its supervisors say so."""
+    event, job = typed(row), log.active.get(row.job or "")
+    if job is None or not isinstance(event, Ended) or job.started_s is None or job.job.on_cpus:
+        return row
+    used = whole_use_of(job_of(event.job))
+    on_gpus = log.info is None or log.info.cluster.slots == "gpu"
+    busy = [each.gpu_s if on_gpus else each.cpu_s for each in used]
+    full = [each.gpu_memory_s for each in used]
+    if not used or None in busy:
+        return row
+    memory_s = None if None in full else round(sum(filter(None, full)), 1)
+    return row_of(
+        replace(event, used_gpu_seconds=round(sum(filter(None, busy)), 1), memory_gpu_seconds=memory_s)
+    )
 
 
 def missing_place_event(job_id: str, time_s: float, attempt: int, reason: str) -> Event:
