@@ -13,12 +13,19 @@ from pliant.cli.common import PARAM, policy_parameters
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note, out_text, page_width
 from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.files import read_bytes
 
 
 def whatif(
     *,
     state: Annotated[
         Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster", metavar="FILE", help="The cluster of this file, as reload --now.", show_default=False
+        ),
     ] = None,
     add_nodes: Annotated[
         str | None,
@@ -55,6 +62,8 @@ def whatif(
 
     Example: pliant whatif --add-nodes 2 --state live
 
+    Example: pliant whatif --cluster larger.json --state live
+
     Example: pliant whatif --policy shadow-price --state live --json
     """
     from pliant.cli.whatif_answer import answer_whatif, document, remarks, table
@@ -63,8 +72,8 @@ def whatif(
     from pliant.tools.run.gateway.protocol import WhatIfQuestion
 
     parameters = policy_parameters(param, None)
-    if not (add_nodes or remove_node or cancel or policy):
-        raise UsageError("name a change: --add-nodes, --remove-node, --cancel or --policy")
+    if not (cluster or add_nodes or remove_node or cancel or policy):
+        raise UsageError("name a change: --cluster, --add-nodes, --remove-node, --cancel or --policy")
     if parameters and policy is None:
         raise UsageError("--param needs --policy, whose parameters it names")
     client = client_for(state_directory(state))
@@ -72,6 +81,8 @@ def whatif(
         add_nodes=add_nodes,
         remove=tuple(remove_node or ()),
         cancel=tuple(id_of(client, name) for name in cancel or ()),
+        cluster="" if cluster is None else read_bytes(cluster).decode(errors="replace"),
+        source="jobs" if cluster is None else str(cluster),
         policy=policy,
         parameters=parameters,
     )

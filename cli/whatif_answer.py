@@ -20,6 +20,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import InfeasibleError, PliantError, UsageError
+from pliant.schemas.io import cluster_of
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, in_gpu_hours, iso_time, span_text, text_table
 from pliant.tools.replay.whatif import (
@@ -36,6 +37,7 @@ from pliant.tools.replay.whatif import (
 from pliant.tools.run.gateway.client import Client
 from pliant.tools.run.gateway.handlers import CPU_LIMIT_S, MEMORY_LIMIT_BYTES
 from pliant.tools.run.gateway.protocol import WhatIfQuestion, as_line, error_document
+from pliant.tools.run.service.reload import ClusterFile, reload_plan
 from pliant.tools.run.service.submit import check_new
 from pliant.tools.run.statedir.requests import submitted_jobs
 from pliant.tools.run.watch.status import LiveState
@@ -114,11 +116,25 @@ def whatif_on_own_files(state: Path, question: WhatIfQuestion) -> WhatIfAnswer:
         names = {job.id: each.id for job, each in zip(jobs, given, strict=True)}
         then = {names.get(job_id, job_id): job for job_id, job in answer.looks.then.jobs.items()}
         return replace(answer, looks=replace(answer.looks, then=replace(answer.looks.then, jobs=then)))
-    cluster = None if question.add_nodes is None else enlarged(live.cluster, question.add_nodes)
+    cluster, leaving = changed_cluster(live, question)
+    if question.add_nodes is not None:
+        cluster = enlarged(cluster or live.cluster, question.add_nodes)
     asked = None
     if question.policy is not None:
         asked = Question(question.policy, question.parameters, live.policy.seed)
-    return ask(live, otherwise(live, cluster, question.remove, question.cancel, asked))
+    return ask(live, otherwise(live, cluster, (*question.remove, *leaving), question.cancel, asked))
+
+
+def changed_cluster(live: LiveState, question: WhatIfQuestion) -> tuple[Cluster | None, tuple[str, ...]]:
+    """The cluster of the file that a question has, with the nodes in use, and those of them to be left.
+
+    :raises PliantError: it is none, or changes what cannot change.
+    """
+    if not question.cluster:
+        return None, ()
+    file = ClusterFile(cluster_of(question.cluster.encode(), question.source), question.source)
+    plan = reload_plan(file, live.log, lambda _cluster, _job: None)
+    return plan.cluster, plan.leaving
 
 
 def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[Job]]]) -> WhatIfAnswer:

@@ -268,6 +268,21 @@ def test_more_nodes_shorten_the_queue_and_nothing_is_written(here: Path):
     assert {path: path.stat().st_mtime_ns for path in state.rglob("*")} == before
 
 
+def test_another_cluster_file_is_taken_as_by_a_reload(here: Path):
+    """Node n0, on which j0 runs, goes, and two come: j0 runs on the next one at once, and j1, too."""
+    live_state(here / "live", a_queue(6, (10_000.0,)), NODES)
+    nodes = [{"name": name, "gpus": 4} for name in ("n1", "n2", "n3")]
+    (here / "other.json").write_text(json.dumps({"nodes": nodes}))
+    fewer = {**NODES.model_dump(mode="json", by_alias=True, exclude_defaults=True), "nodes": nodes[:1]}
+    (here / "fewer.json").write_text(json.dumps(fewer))
+    more, less = asked("--cluster", "other.json"), asked("--cluster", "fewer.json")
+    assert more["mean_jct_seconds"]["then"] < more["mean_jct_seconds"]["now"]
+    assert less["mean_jct_seconds"]["then"] > less["mean_jct_seconds"]["now"]
+    (here / "cpus.json").write_text(json.dumps({"nodes": nodes, "slots": "cpu"}))
+    wrong = call("whatif", "--state", "live", "--cluster", "cpus.json")
+    assert (wrong.exit_code, "cpus.json: /slots" in wrong.stderr) == (2, True), wrong.stderr
+
+
 def test_a_cancelled_job_cancels_those_that_wait_for_it(here: Path):
     later = job("later", gpus=4, gpu_seconds=400, after={"j0": "ok"})
     live_state(here / "live", [*a_queue(3, (10_000.0,)), later], NODES)

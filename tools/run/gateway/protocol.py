@@ -198,6 +198,8 @@ class WhatIfQuestion(GatewayRequest):
     """Nodes."""
     cancel: Annotated[tuple[Identifier, ...], Field(max_length=100_000)] = ()
     """Jobs."""
+    cluster: str = ""
+    """Text of a cluster file; ``source`` names it."""
     policy: Annotated[PlainText, Field(max_length=4096)] | None = None
     parameters: dict[str, str] = Field(default_factory=dict)
     """Parameters of that policy; other accounts get its defaults, as a parameter may name a file."""
