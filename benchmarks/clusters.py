@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import random
+import socket
+import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
@@ -47,9 +50,11 @@ LEASES: Final = 50
 KILLS: Final = 20
 JOBS: Final = 3_000_000
 NOTICES: Final = 1000
+TURNS: Final = 400
 _BLOCK: Final = 20_000
 _PATIENCE_S: Final = 120.0
 _LIMIT_S: Final = 60.0
+_DELAY_LIMIT_MS: Final = 5.0
 _ELASTIC: Final = 20 * 7 + 1
 """Deed of a submission: two GPUs, elastic, some minutes."""
 
@@ -78,6 +83,12 @@ def leases(count: int = LEASES, kills: int = KILLS) -> list[Figure]:
 
 def notices(count: int = NOTICES) -> list[Figure]:
     return [Figure("notices_lost", float(_notices_lost(count)), "notices", 0.0)]
+
+
+def delays(turns: int = TURNS) -> list[Figure]:
+    """What a target that never answers costs a turn of the loop: the medians, without it and with it."""
+    without_ms, with_ms = _turn_ms((), turns), _turn_ms(("http",), turns)
+    return [Figure("notices_delay_loop_ms", max(0.0, with_ms - without_ms), "ms", _DELAY_LIMIT_MS)]
 
 
 def bills(jobs: int = JOBS) -> list[Figure]:
@@ -110,6 +121,7 @@ PARTS: Final[dict[str, Part]] = {
     "windows": windows,
     "leases": leases,
     "notices": notices,
+    "delays": delays,
     "bills": bills,
     "dashboard": dashboards,
     "growth": state_growth.figures,
@@ -128,6 +140,8 @@ def smallest() -> list[Figure]:
         *bills(1000),
         *state_growth.figures(4, 50, 1),
     ]
+    return [*reloads(3), *windows(10), *leases(2, 2), *notices(5), *bills(1000)]
+    return [*reloads(3), *notices(5), *delays(3), *bills(1000)]
 
 
 def _lost(folder: Path, changes: int) -> tuple[int, int]:
@@ -189,6 +203,28 @@ def _notices_lost(count: int) -> int:
     server.shutdown()
     server.server_close()
     return count - len(taken)
+
+
+def _turn_ms(targets: Sequence[str], turns: int) -> float:
+    """Median milliseconds of a turn in which a job comes, while notices of all ends go to a hung server."""
+    took_s: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as hung, tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        url = f"http://127.0.0.1:{hung.getsockname()[1]}/"
+        notify = [Notify(on=("finished", "failed", "cancelled", "waiting"), url=url) for _ in targets]
+        world = World(Path(folder).resolve())
+        try:
+            with silent():
+                world.turn()
+                notices = Notices(world.dirs, notify)
+                for number in range(turns):
+                    world.submit(_ELASTIC + 7 * (number % 20))
+                    began_s = time.perf_counter()
+                    world.turn()
+                    took_s.append(time.perf_counter() - began_s)
+                notices.go_on_with(())
+        finally:
+            world.close()
+    return 1000.0 * statistics.median(took_s)
 
 
 def _bill_s(jobs: int) -> float:

@@ -200,8 +200,11 @@ class State:
             return
         self._writer.append(batch)
         self._view.forget()
+        reloads = self.log.reloads
         for event in batch:
             self.log.add(event)
+        if self.log.reloads != reloads:  # the session is to be rebuilt on another cluster from now on
+            self.rebuilding = None
         about = {event.job for event in batch if event.job is not None}
         self._jobs.put_away(about - self.log.active.keys())
         self._keep_snapshot()

@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import LockedError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.events import Reloaded, row_of
 from pliant.schemas.io import read_events
+from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.statedir import file_system
 from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
-from pliant.tools.run.statedir.log.events import decision_event, submit_event
+from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
 from pliant.tools.run.statedir.state import Clock, State, origin, passed_since, read_log
 from pliant.tools.run.watch.status import read_status
-from tests.builders import job
-from tests.tools.run.stories import Story
+from tests.builders import job, mixed_cluster
+from tests.tools.run.stories import Story, rebuilding
 
 
 def submitted(job_id: str) -> Event:
@@ -71,6 +73,19 @@ def test_a_second_writer_is_refused_or_waits_for_its_turn(tmp_path: Path) -> Non
     second.join(30)
     assert turns == ["first", "second"]
     assert LockedError.exit_code == 75
+
+
+def test_a_snapshot_waits_until_the_session_is_on_the_changed_cluster(tmp_path: Path) -> None:
+    """It would say that its session is on the cluster before, to which a later change may lead back."""
+    cluster = mixed_cluster(a100=(4,))
+    schedule = Schedule(time=0.0, policy=PolicyUse(name="fifo", parameters={}, seed=0), cluster=cluster)
+    with State(tmp_path) as state:
+        state.record([run_event(schedule, "0" * 64, 1.0)])
+        state.rebuilding = rebuilding()
+        state.record([row_of(Reloaded(2.0, error="refused"))])
+        assert state.rebuilding is not None
+        state.record([row_of(Reloaded(3.0, cluster=cluster.model_dump(mode="json", by_alias=True)))])
+        assert state.rebuilding is None
 
 
 def test_the_end_of_a_job_says_what_it_used(tmp_path: Path) -> None:
