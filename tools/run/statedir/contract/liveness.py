@@ -30,13 +30,15 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+from pliant.schemas.errors import PliantError
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import files_of, opened
-from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir, look_again
+from pliant.tools.run.statedir.contract.folders import MOST_NAMES, AttemptDir, JobDir, look_again
 
 HEARTBEAT_S: Final = 1.0
 Life = Literal["absent", "alive", "gone"]
@@ -278,11 +280,15 @@ def use_of(attempt: AttemptDir, units: Iterable[int]) -> UnitUse | None:
 
 def whole_use_of(job: JobDir) -> list[WholeUse]:
     """What each unit of the newest attempts of a job has used, as far as that is known."""
-    newest = job.newest_attempt()
-    attempts = [job.attempt(number) for number in range(max(1, newest - _ATTEMPTS + 1), newest + 1)]
-    with files_of(job):
-        uses = (_read(path) for attempt in attempts for path in attempt.uses())
-        return [use.whole for use in uses if use is not None and use.whole is not None]
+    whole: list[WholeUse] = []
+    with suppress(OSError, PliantError):  # it is worth no failure
+        newest = job.newest_attempt()
+        attempts = [job.attempt(number) for number in range(max(1, newest - _ATTEMPTS + 1), newest + 1)]
+        with files_of(job):
+            paths = islice((path for attempt in attempts for path in attempt.uses()), MOST_NAMES)
+            uses = map(_read, paths)
+            whole += [use.whole for use in uses if use is not None and use.whole is not None]
+    return whole
 
 
 def _read(path: Path) -> UnitUse | None:
