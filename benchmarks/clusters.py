@@ -25,8 +25,8 @@ from benchmarks.parts.fault_sequences import silent
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 from benchmarks.parts.slurm_leases import leases_idle_over_limit, leases_left
-from benchmarks.parts.windows import window_overruns
 from benchmarks.parts.trackers import tracked
+from benchmarks.parts.windows import window_overruns
 from pliant.schemas.cluster import Notify
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
@@ -142,6 +142,7 @@ def smallest() -> list[Figure]:
     ]
     return [*reloads(3), *windows(10), *leases(2, 2), *notices(5), *bills(1000)]
     return [*reloads(3), *notices(5), *delays(3), *bills(1000)]
+    return [*reloads(3), *windows(10), *leases(2, 2), *notices(5), *delays(3), *bills(1000)]
 
 
 def _lost(folder: Path, changes: int) -> tuple[int, int]:
