@@ -137,12 +137,10 @@ def smallest() -> list[Figure]:
         *windows(10),
         *leases(2, 2),
         *notices(5),
+        *delays(3),
         *bills(1000),
         *state_growth.figures(4, 50, 1),
     ]
-    return [*reloads(3), *windows(10), *leases(2, 2), *notices(5), *bills(1000)]
-    return [*reloads(3), *notices(5), *delays(3), *bills(1000)]
-    return [*reloads(3), *windows(10), *leases(2, 2), *notices(5), *delays(3), *bills(1000)]
 
 
 def _lost(folder: Path, changes: int) -> tuple[int, int]:

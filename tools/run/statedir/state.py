@@ -37,7 +37,6 @@ from pliant.tools.run.statedir.directory import (
 )
 from pliant.tools.run.statedir.failures import may_pass
 from pliant.tools.run.statedir.log.archive import ShorterLog
-from pliant.tools.run.statedir.log.events import with_loss
 from pliant.tools.run.statedir.log.events import with_loss, with_use
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import repair_locked
