@@ -232,6 +232,7 @@ class _OnDemand(TyperGroup):
         """Commands of two words, too."""
         if args[0] in CALCULATING:  # idle threads of numpy would cost more than a short command
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+            os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # Arrow's own takes 40 MB more
         words = " ".join(args[:2])
         if len(args) > 1 and words in self.commands:
             return words, self.get_command(ctx, words), args[2:]

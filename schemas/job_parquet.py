@@ -7,11 +7,10 @@ elsewhere is JSON text. Null is a field that is not stated. Any tool that reads 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import numpy as np
 import pyarrow as pa
@@ -26,35 +25,21 @@ from pliant.schemas.file_io.parquet import (
     compute,
     file_metadata,
     holds,
-    join_texts,
-    match_pattern,
     number_array,
-    numbers_of,
     row_groups,
     text_array,
     value_array,
     within_limits,
 )
-from pliant.schemas.file_io.record import IDENTIFIER, MOST, Record, is_newer, problems_of, schema_id
+from pliant.schemas.file_io.record import Record, is_newer, problems_of, schema_id
 from pliant.schemas.job import Job, SharedParts
-from pliant.schemas.job_table import AMOUNTS, BETWEEN, UNLIKE_JSON, JobTable
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from pliant.schemas.job_rows import LABEL, WORKS, JobRows, varies
+from pliant.schemas.job_table import JobTable
 
 _TYPES: Final = {str: "string", int: "int64", float: "float64", bool: "bool"}
 """Arrow types by Python type; every other type is JSON text, and so is a seed, which may have 64 bits."""
-_LABEL: Final = "labels."
 _GROUP_ROWS: Final = 1 << 16
 """Rows that are read at a time."""
-_WORKS: Final = tuple(f"work.{name}" for name in AMOUNTS)
-_VARY: Final = ("id", "submit_time", *_WORKS)
-"""Columns of what differs between jobs of one form, beside labels."""
-
-
-def _varies(column: str) -> bool:
-    """Whether jobs of one form differ in what it says."""
-    return column in _VARY or column.startswith(_LABEL)
 
 
 @cache
@@ -125,12 +110,12 @@ def _columns(table: JobTable) -> Iterator[tuple[str, pa.Array]]:
                 pa.type_for_alias(arrow_type.replace("json", "string")),
             )
             column = compute("take", of_forms, kinds)
-            if name in _WORKS:
+            if name in WORKS:
                 nothing = pa.nulls(len(table), pa.float64())
                 column = compute("if_else", compute("is_valid", column), number_array(table.amount), nothing)
             yield name, column
     for name in dict.fromkeys(name for form in table.forms for name in form.template.labels):
-        yield _LABEL + name, text_array(table.label(name))
+        yield LABEL + name, text_array(table.label(name))
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -174,22 +159,22 @@ class _Reader:
         self._warned = False
 
     def read(self, arrow: pa.Table) -> None:
-        rows = _Rows(self._known_columns(arrow))
-        first = self._rows + 1
-        self._rows += rows.count
+        columns = self._known_columns(arrow)
+        rows = JobRows(pa.StructArray.from_arrays([*columns.values()], [*columns]))
+        plain, first = rows.are_plain(), self._rows + 1
+        self._rows += len(plain)
         good: Iterable[int] = range(first, self._rows + 1)
-        if self._problems or not rows.are_plain() or not self._take(rows):
+        if self._problems or not (len(plain) and plain.all() and self._take(rows)):
             good = [number for row, number in enumerate(good) if self._append(rows.fields(row), number)]
         self._good.extend(good)
 
-    def _take(self, rows: _Rows) -> bool:
+    def _take(self, rows: JobRows) -> bool:
         """Add all rows if each is of a form that is right."""
-        kinds, examples = rows.kinds()
+        kinds = rows.kinds()
         numbers = []
-        for row in examples:
+        for row in np.unique(kinds, return_index=True)[1].tolist():
             fields = rows.fields(row)
-            labels = [name.removeprefix(_LABEL) for name in fields if name.startswith(_LABEL)]
-            key = tuple((name, None if _varies(name) else value) for name, value in fields.items())
+            key = tuple((name, None if varies(name) else value) for name, value in fields.items())
             if key not in self._forms:
                 try:
                     job = self._job(fields)
@@ -197,9 +182,10 @@ class _Reader:
                     return False
                 if job.after:  # it may wait for another of its form
                     return False
-                self._forms[key] = self.table.add_form(job, labels)
+                self._forms[key] = self.table.add_form(job, rows.labels(row))
             numbers.append(self._forms[key])
-        self.table.extend(rows.texts(), rows.times_s, rows.amounts, np.array(numbers, np.int32)[kinds])
+        texts = rows.texts(0, len(kinds))
+        self.table.extend(texts, rows.times_s, rows.amounts, np.array(numbers, np.int32)[kinds])
         return True
 
     def _append(self, fields: Mapping[str, Any], number: int) -> bool:
@@ -229,7 +215,7 @@ class _Reader:
         problems: list[Problem] = []
         unknown = []
         for name, column in zip(arrow.column_names, arrow.columns, strict=True):
-            expected = "string" if name.startswith(_LABEL) else types.get(name)
+            expected = "string" if name.startswith(LABEL) else types.get(name)
             if expected is None:
                 unknown.append(name)
             elif holds(column.type, expected, nullable=True):
@@ -257,65 +243,6 @@ class _Reader:
         return self.table
 
 
-class _Rows:
-    """Some rows, by column."""
-
-    def __init__(self, columns: Mapping[str, pa.Array]) -> None:
-        self._columns = columns
-        self._labels = [name for name in columns if name.startswith(_LABEL)]
-        self._works = [name for name in _WORKS if name in columns]
-        self.count = len(next(iter(columns.values()), ()))
-        self.times_s = self._numbers("submit_time")
-        amounts = [self._numbers(name) for name in self._works]
-        self.amounts = np.nan_to_num(np.array(amounts)).sum(axis=0) if amounts else np.zeros(self.count)
-
-    def _numbers(self, name: str) -> NDArray[np.float64]:
-        if name not in self._columns:
-            return np.full(self.count, np.nan)
-        return numbers_of(self._columns[name], np.dtype(np.float64), np.nan)
-
-    def are_plain(self) -> bool:
-        """Whether ids, times, amounts of work and labels are right, and labels as a table holds them."""
-        if "id" not in self._columns or re.search(UNLIKE_JSON, "".join(self._labels)):
-            return False
-        if not ((self.times_s >= 0) & (self.times_s <= MOST)).all():
-            return False
-        ids = match_pattern(self._columns["id"], IDENTIFIER.replace("$", r"\z"))
-        strange = [match_pattern(self._columns[name], UNLIKE_JSON) for name in self._labels]
-        works = [self._numbers(name) for name in self._works]
-        return (
-            not self._columns["id"].null_count
-            and compute("all", ids).as_py() is not False
-            and not any(compute("any", each).as_py() for each in strange)
-            and all(bool((np.isnan(each) | ((each > 0) & (each <= MOST))).all()) for each in works)
-        )
-
-    def kinds(self) -> tuple[NDArray[np.intp], list[int]]:
-        """Numbers of rows that differ only in what jobs of one form differ in, and a row of each number."""
-        kinds = np.zeros(self.count, np.int64)
-        examples = np.zeros(1, np.intp)
-        for name, column in self._columns.items():
-            if _varies(name):
-                is_stated = cast(compute("is_valid", column), pa.int8())
-                codes, most = numbers_of(is_stated, np.dtype(np.int8), 0), 2
-            else:
-                encoded = compute("dictionary_encode", column)
-                codes = numbers_of(encoded.indices, np.dtype(np.int32), -1) + 1
-                most = len(encoded.dictionary) + 1
-            _, examples, kinds = np.unique(kinds * most + codes, return_index=True, return_inverse=True)
-        return kinds, examples.tolist()
-
-    def texts(self) -> pa.Array:
-        """The id of each job and what its labels say."""
-        labels = [self._columns[name] for name in self._labels]
-        return join_texts([self._columns["id"], *labels], BETWEEN)
-
-    def fields(self, row: int) -> dict[str, Any]:
-        """What a row states, by column."""
-        values = {name: column[row].as_py() for name, column in self._columns.items()}
-        return {name: value for name, value in values.items() if value is not None}
-
-
 class _NotJsonError(Exception):
     """The column of a text that is not JSON."""
 
@@ -333,7 +260,7 @@ def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for path, stored in fields.items():
         value = _json_value(path, stored) if column_types().get(path) == "json" else stored
-        *parents, name = ("labels", path.removeprefix(_LABEL)) if path.startswith(_LABEL) else path.split(".")
+        *parents, name = ("labels", path.removeprefix(LABEL)) if path.startswith(LABEL) else path.split(".")
         inner = nested
         for parent in parents:
             inner = inner.setdefault(parent, {})

@@ -302,19 +302,19 @@ class JobTable(Sequence[Job]):
                     forms[kind], job_id, submit_time, amount, label_values.split(BETWEEN) if between else ()
                 )
 
-    def _blocks(self) -> Iterator[tuple[slice, Iterator[str]]]:
+    def _blocks(self, since: int = 0) -> Iterator[tuple[slice, Iterator[str]]]:
         """Rows and their texts, a block at a time."""
         rows, ends = len(self), self._ends
-        for first in range(0, rows, _BLOCK):
+        for first in range(since, rows, _BLOCK):
             end = min(first + _BLOCK, rows)
             begin = ends[first]
             text = str(self._texts[begin : ends[end]], "ascii")
             places = [place - begin for place in ends[first : end + 1]]
             yield slice(first, end), map(text.__getitem__, map(slice, places, islice(places, 1, None)))
 
-    def ids(self) -> Iterator[str]:
-        """Of all jobs."""
-        for _, texts in self._blocks():
+    def ids(self, since: int = 0) -> Iterator[str]:
+        """Of all jobs from a row on."""
+        for _, texts in self._blocks(since):
             for text in texts:
                 yield text.partition(BETWEEN)[0]
 

@@ -101,11 +101,12 @@ class LivingJobs:
         self.rows = {job_id: row for row, job_id in enumerate(self._submitted.table.ids())}
         self.knows_all = True
 
-    def row(self, job_id: str) -> int:
-        """-1: there is no such job yet."""
+    def row(self, job_id: str, number: int) -> int:
+        """-1: there is no such job before the event of this number."""
         if job_id not in self.rows and not self.knows_all:
             self.know_all()
-        return self.rows.get(job_id, -1)
+        row = self.rows.get(job_id, -1)
+        return row if row >= 0 and self._submitted.event[row] < number else -1
 
     def drop(self, job_ids: Iterable[str]) -> None:
         """These have ended."""

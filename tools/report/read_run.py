@@ -68,7 +68,7 @@ _OF_JOBS: Final = ~is_one_of(["submit", *OF_THE_CLUSTER])
 _SHARES: Final = is_one_of([*ALLOCATION_EVENTS, *FREES])
 _OVER: Final = is_one_of(frozenset(ENDS) - {"fail"})
 """Events after which a log rarely tells more of a job."""
-_LOOKED_AT: Final = is_one_of(["submit", "decision", "reload", "node_down", "node_up", "reject", *REPORTS])
+_LOOKED_AT: Final = is_one_of(["decision", "reload", "node_down", "node_up", "reject", *REPORTS])
 """Events that are looked at one by one; those of jobs if they have a detail."""
 _FACT_KEYS: Final = ("progress", "admission", "observed")
 """Keys of what a report takes from details of events of jobs."""
@@ -151,7 +151,7 @@ class _Block:
     def row(self, at: int) -> int:
         """Row of the job of an event; -1: it was not submitted by then."""
         job = self.job[at]
-        return self.rows[job] if job >= 0 else -1
+        return self.rows[job] if job >= 0 and self.since[job] < at else -1
 
     def job_id(self, at: int) -> str | None:
         job = self.job[at]
@@ -208,7 +208,7 @@ class _Fold:
         self.guesses = False
         # Those taken.
         self.events = 0
-        self.submitted = SubmittedJobs(source)
+        self.submitted = SubmittedJobs()
         self.living = LivingJobs(self.submitted)
         self.samples_done = array("d")
         self.extras: dict[int, JobExtras] = {}
@@ -222,7 +222,6 @@ class _Fold:
         # The other job of two on the same GPUs, by row.
         self.beside: dict[int, int] = {}
         self.looks: dict[str, Callable[[_Block, int], None]] = {
-            "submit": self._submit,
             "decision": self._decision,
             "reload": self._reload,
             "node_down": self._node,
@@ -237,6 +236,7 @@ class _Fold:
             return
         self.last_s = max(self.last_s, float(columns.time_s.max()))
         block = _Block(columns, first, self._rows_before(columns))
+        self._submit(block)
         observed = self._look(block)
         rows = block.known_rows()
         of_jobs = _OF_JOBS[columns.event]
@@ -355,25 +355,33 @@ class _Fold:
             look = self.looks.get(EVENT_NAMES[columns.event[at]])
             if look is not None:
                 look(block, at)
-            elif columns.may_contain(at, *_FACT_KEYS) and (row := block.row(at)) >= 0:
+            elif columns.detail[at] and columns.may_contain(at, *_FACT_KEYS) and (row := block.row(at)) >= 0:
                 step = self._read_facts(row, columns.typed(at))
                 observed += [] if step is None else [(at, step)]
         return observed
 
-    def _submit(self, block: _Block, at: int) -> None:
-        columns, number, job_id = block.columns, block.first + at, block.job_id(at) or ""
-        try:
-            described = self.submitted.add(columns.time_s.item(at), job_id, columns.stated(at), number)
-        except ValidationError as error:
-            self.problems.refuse(error, number)
+    def _submit(self, block: _Block) -> None:
+        columns, first_row = block.columns, len(self.submitted)
+        at = np.flatnonzero(columns.event == _SUBMIT)
+        if not len(at):
             return
-        self.samples_done.append(nan)
-        if described != job_id:
-            self.problems.add(number, f'submit of "{job_id}" describes job "{described}"', "/detail/job/id")
-        elif block.row(at) < 0:  # else it is repeated, as one of a job that ended is
-            job, row = block.job[at], len(self.submitted) - 1
-            self.living.rows[job_id] = block.rows[job] = row
-            block.since[job] = at
+        details = [columns.stated(place) for place in at.tolist()]
+        refused = self.submitted.add(columns.time_s[at], details, block.first + at)
+        for place, error in refused.items():
+            self.problems.refuse(error, block.first + int(at[place]))
+        self.samples_done.extend([nan] * (len(self.submitted) - first_row))
+        places = np.delete(at, [*refused]).tolist()
+        described_ids = self.submitted.table.ids(first_row)
+        for row, (place, described) in enumerate(zip(places, described_ids, strict=True), first_row):
+            job_id = block.job_id(place) or ""
+            if described != job_id:
+                self.submitted.misnamed.add(row)
+                text = f'submit of "{job_id}" describes job "{described}"'
+                self.problems.add(block.first + place, text, "/detail/job/id")
+            elif block.rows[block.job[place]] < 0:  # else it is repeated, as one of a job that ended is
+                job = block.job[place]
+                self.living.rows[job_id] = block.rows[job] = row
+                block.since[job] = place
 
     def _decision(self, block: _Block, at: int) -> None:
         event, number = block.columns.typed(at), block.first + at
@@ -385,7 +393,7 @@ class _Fold:
             self.decisions.policies[event.policy] = None
         for stated_of, take in ((event.forecasts, _forecast), (event.admissions, _admission)):
             for job_id, stated in (stated_of or {}).items():
-                row = self.living.row(job_id)
+                row = self.living.row(job_id, number)
                 if row >= 0:
                     take(self._extras_of(row), stated)
         if event.teams:
@@ -438,7 +446,7 @@ class _Fold:
         """Follow which jobs train on the same GPUs, where any do."""
         columns = block.columns
         places = np.flatnonzero(_SHARES[columns.event] & (rows >= 0)).tolist()
-        named = {at: name for at in places if (name := block.partner(at)) is not None}
+        named = {at: name for at in places if columns.detail[at] and (name := block.partner(at)) is not None}
         if not named and not self.beside:
             return
         for at in places:
@@ -447,9 +455,9 @@ class _Fold:
             if left is not None:
                 del self.beside[left]
                 block.keeps.append((at, left, False))
-            other = self.living.row(named[at]) if at in named and columns.gpus[at] > 0 else -1
-            is_there = other >= 0 and self.submitted.event[other] < block.first + at
-            if is_there and other != row and other not in self.beside:
+            shares = at in named and columns.gpus[at] > 0
+            other = self.living.row(named[at], block.first + at) if shares else -1
+            if other >= 0 and other != row and other not in self.beside:
                 self.beside |= {row: other, other: row}
                 block.shared.append(at)
                 block.keeps.append((at, other, True))

@@ -210,11 +210,13 @@ def test_files_fold_alike_where_a_key_has_an_escape(key, tmp_path):
 
 
 def test_jobs_that_differ_in_few_values_are_read_alike(tmp_path):
-    said = [{"runs": "1-2"}, {"runs": "3-4"}, {"runs": ""}, {"curve": "x"}, {"runs": '"},"curve":[[1,2]]'}]
+    labels = [{"runs": "1-2"}, {"runs": "3-4"}, {"runs": ""}, {"curve": "x"}, {"runs": '"},"curve":[[1,2]]'}]
+    labels += [{"day": "2020-01-01"}, {"day": "2020-01-01T00:00:00"}, {"vc": "null"}, {"vc": "ü"}]
+    said = [{"labels": each} for each in labels] + [{"seed": 2**60 + seed} for seed in (1, 2, 2**63)]
     specs = [
-        job(f"{number}-{copy}", at=number + copy / 7, gpu_seconds=1.0 + number, labels=labels)
+        job(f"{number}-{copy}", at=number + copy / 7, gpu_seconds=1.0 + number, **more)
         for copy in range(3)
-        for number, labels in enumerate(said)
+        for number, more in enumerate(said)
     ]
     events = [begin(), *(submit(each, 2.0) for each in sorted(specs, key=lambda each: each.submit_time))]
     write_events(events, tmp_path / "events.parquet")
@@ -258,6 +260,10 @@ def test_wrong_logs_are_named_event_by_event(tmp_path):
     path = tmp_path / "events.parquet"
     write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
     with pytest.raises(BadInputError, match="event 2: /detail/job/model: is missing"):
+        read_run(path)
+    unsaid = Event(0, "submit", "b", detail={"job": job_fields(job("b")) | {"user": None}})
+    write_events([begin(), submit(job("a")), unsaid], path)
+    with pytest.raises(BadInputError, match="event 3: /detail/job/user: null has the wrong type"):
         read_run(path)
 
 
