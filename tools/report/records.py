@@ -18,7 +18,7 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import counted
 from pliant.tools.report.allocations import STOPS
-from pliant.tools.report.job_arrays import BLOCK, Jobs, ascending, smallest_type
+from pliant.tools.report.job_arrays import BLOCK, Jobs, ascending, smallest_index, smallest_type
 from pliant.tools.report.job_record import Outcome
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ def gpu_usage(run: RunRecord) -> Usage:
     held = run.jobs.held(run.last_event_s)
     stated_s = np.array([0.0, run.last_event_s, *(time_s for time_s, _ in run.capacity[1:])])
     times_s = ascending(np.concatenate([held.start_s, held.end_s, stated_s]))
-    used = np.zeros(len(times_s), np.float64 if held.counted_gpus.dtype.kind == "f" else np.int64)
+    is_shared = held.counted_gpus.dtype.kind == "f"
+    kind = np.float64 if is_shared else smallest_index(int(held.counted_gpus.sum(dtype=np.int64)))
+    used = np.zeros(len(times_s), kind)
     for first in range(0, len(held.job), BLOCK):
         among = slice(first, first + BLOCK)
         counted = held.counted_gpus[among].astype(used.dtype)
@@ -150,7 +152,8 @@ def gpu_usage(run: RunRecord) -> Usage:
         np.subtract.at(used, np.searchsorted(times_s, held.end_s[among]), counted)
     del held
     np.cumsum(used, out=used)
-    available = np.full(len(times_s), run.capacity[0][1])
+    stated = smallest_type(np.array([gpus for _, gpus in run.capacity]))
+    available = np.full(len(times_s), stated[0], stated.dtype)
     for time_s, gpus in sorted(dict(run.capacity).items()):
         at = np.searchsorted(times_s, time_s)
         if at < len(times_s) and times_s[at] == time_s:
