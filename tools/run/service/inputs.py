@@ -296,7 +296,7 @@ class PreparedRun:
         new = partial(session_for_run, session.policy, schedule.cluster, session.cluster.speeds.throughput)
         state.rebuilding = Rebuilding(basis, new)
         if not self.executor.backend.shares_slots:
-            session.separate_all()
+            session.evictions.separate_all()
         ahead = [job for job in schedule.jobs if job.id not in known]
         if ahead and (archived := archived_ids(self.dirs.events)):
             ahead = [job for job in ahead if job.id not in archived]

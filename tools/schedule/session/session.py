@@ -18,11 +18,11 @@ from pliant.schemas.event import End
 from pliant.schemas.job import GpuTimeWork
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.jobs import JobState, NodeGpus, Observation
+from pliant.tools.schedule.jobs import JobState, Observation
 from pliant.tools.schedule.learned_speeds import LearnedSpeeds
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, PolicyError
 from pliant.tools.schedule.session.admission import Admission, first_holder
-from pliant.tools.schedule.session.allocations import AllocationEvent, Transition, allocation_event, in_net
+from pliant.tools.schedule.session.allocations import AllocationEvent, Transition, in_net
 from pliant.tools.schedule.session.allocator import Allocator
 from pliant.tools.schedule.session.assigner import Assigner, frees_first
 from pliant.tools.schedule.session.assignment import NoPlaceError, RoomShare
@@ -30,6 +30,7 @@ from pliant.tools.schedule.session.book import JobBook
 from pliant.tools.schedule.session.changes import SessionChanges
 from pliant.tools.schedule.session.cluster import ClusterNodes
 from pliant.tools.schedule.session.decided import Dwell, LastDecision
+from pliant.tools.schedule.session.evictions import Evictions
 from pliant.tools.schedule.session.hidden import HiddenJobs
 from pliant.tools.schedule.session.maintenance import Maintenance
 from pliant.tools.schedule.session.part import SessionPart
@@ -139,9 +140,15 @@ class Session:
             in_teams=self.quota is not None,
             trims=policy.traits.elasticity != "none" and self.policy_host.oracle is None,
         )
-        self.decided: LastDecision = self.assigner.decided
-        # Whether all jobs that share GPUs may do so under this policy.
-        self._separated = policy.traits.packs
+        self.evictions = Evictions(
+            policy,
+            self.cluster,
+            self.jobs,
+            admission=self.admission,
+            maintenance=self.maintenance,
+            assigner=self.assigner,
+            quota=self.quota,
+        )
         # Changes at which the policy was not asked, before `changes`.
         self._unseen: list[Change] = []
 
@@ -156,6 +163,11 @@ class Session:
             "admission": self.admission,
         }
         return parts if self.learned is None else parts | {"speeds": self.learned}
+
+    @property
+    def decided(self) -> LastDecision:
+        """What the last decision says of the time after it."""
+        return self.assigner.decided
 
     @property
     def in_play(self) -> Mapping[str, JobState]:
@@ -352,11 +364,6 @@ class Session:
             if not undone.job.gpus:
                 self.decided.refuse(undone.job, self.changes.now_s)
 
-    def separate_all(self) -> None:
-        """No two jobs share GPUs any more; those that do are separated before the next decision."""
-        self.cluster.speeds.share_nothing()
-        self._separated = False
-
     # The policy decides.
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -391,7 +398,7 @@ class Session:
         changes, decided = self.changes.entries, self.decided
         if not decided.outlasts_ends or not changes or changes[-1][1] not in ENDS:
             return False
-        if self._some_must_leave or decided.refused or self.changes.state.concern_cpus:
+        if self.evictions.may_be_due or decided.refused or self.changes.state.concern_cpus:
             return False
         if self.quarantine.next_s < math.inf:
             return False
@@ -405,7 +412,7 @@ class Session:
     def _decide_once(self, time_s: float) -> list[Transition]:
         host, log, decided = self.policy_host, self.changes, self.decided
         confined = self.windows.confine(time_s) if self.windows.any else []
-        freed, learns = self._evict(time_s) if self._some_must_leave else [], host.learns
+        freed, learns = self.evictions.evict(time_s) if self.evictions.may_be_due else [], host.learns
         if learns:
             host.foresee(time_s)
         if self._unseen:
@@ -430,7 +437,7 @@ class Session:
             return freed
         host.rules.check(decision, seen.jobs, self.cluster.free.by_type, self.cluster.up_gpus)
         try:
-            done = self._apply(decision, time_s, shares=self._resizes)
+            done = self._apply(decision, time_s, shares=self.policy.traits.elasticity != "none")
         except NoPlaceError as error:
             done = self._decide_without(error, decision, time_s)
         if decided.outlasts_ends:
@@ -545,61 +552,6 @@ class Session:
         for job_id in decision.targets:
             self.decided.refuse(self.jobs[job_id], time_s)
         return done
-
-    @property
-    def _resizes(self) -> bool:
-        """Whether the policy may give jobs another number of GPUs than they request."""
-        return self.policy.traits.elasticity != "none"
-
-    # Jobs give up GPUs before it is asked.
-
-    @property
-    def _some_must_leave(self) -> bool:
-        """Whether jobs may have to give up GPUs before the policy is asked."""
-        shared = self.quota is not None or not self._separated
-        return shared or bool(self.cluster.state.drained or self.cluster.confined) or self.hidden.any
-
-    def _evict(self, time_s: float) -> list[Transition]:
-        """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
-        as lost.
-        """
-        left = self._cut(self.maintenance.evictions(elastic=self._resizes), time_s)
-        if not self._separated:
-            left += self._cut(dict.fromkeys(self._borrowers(), ()), time_s)
-            self._separated = True
-        if self.quota is not None:
-            left += self._reclaim(self.quota, time_s)
-        if left:
-            seen = self.in_play
-            for each in left:
-                if each.job.id in seen:
-                    self.decided.refuse(each.job, time_s)
-        return left
-
-    def _reclaim(self, quota: TeamQuota, time_s: float) -> list[Transition]:
-        """Take back the GPUs that teams have borrowed and others are entitled to."""
-        bound = [job for job_id in self.hidden.bound if (job := self.jobs[job_id]).requested]
-        kept = quota.reclaim.bound_updates(bound, self.in_play.values(), self.cluster.drained, time_s)
-        done = self._cut(kept, time_s)
-        unseen = [job for job_id, job in self.jobs.items() if job.gpus and self.hidden.hides(job_id)]
-        kept = quota.reclaim.updates(self.in_play.values(), time_s, unseen)
-        done += self._cut(kept, time_s)
-        self.assigner.cut |= {job_id for job_id, place in kept.items() if place}
-        return done
-
-    def _cut(self, kept: Mapping[str, NodeGpus], time_s: float) -> list[Transition]:
-        """Let jobs keep these parts of what they hold."""
-        if not kept:
-            return []
-        jobs = ((self.jobs[job_id], place) for job_id, place in kept.items())
-        events = [allocation_event(job, place, time_s, servers=job.servers) for job, place in jobs]
-        return self.set_allocations(events, time_s)
-
-    def _borrowers(self) -> list[str]:
-        """The later job of each pair that shares GPUs."""
-        pairs = ((job, self.jobs[job.beside]) for job in self.jobs.values() if job.beside is not None)
-        late = (job for job, other in pairs if (job.granted_s, job.id) > (other.granted_s, other.id))
-        return [job.id for job in late]
 
     def restore_state(self, saved: PolicyState | None) -> bool:
         """Let a fresh policy resume from a saved state: it then sees only later changes.
