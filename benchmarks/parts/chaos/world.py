@@ -23,9 +23,9 @@ from pliant.tools.run.backends.simulated.nodes import SAMPLES, SimulatedNodes
 from pliant.tools.run.backends.simulated.workers import SimulatedWorkers
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
-from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.reload import ClusterFile, order_reload
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
+from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import on_clock

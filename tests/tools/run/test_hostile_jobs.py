@@ -18,10 +18,10 @@ from pliant.schemas.file_io import files
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.run import Interrupts, release_nodes, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
-from pliant.tools.run.statedir import failures
+from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.statedir import slot_faults
 from pliant.tools.run.statedir import state as state_module
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
@@ -194,7 +194,7 @@ def test_a_full_disk_is_no_fault_of_a_job(place: Place, monkeypatch: pytest.Monk
     place.submit("a")
     place.spoil("a", "start", OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patched:
-        patched.setattr(failures, "probe_room", mock.Mock(side_effect=full))
+        patched.setattr(slot_faults, "probe_room", mock.Mock(side_effect=full))
         with pytest.raises(ServiceMissingError, match="no space left on device"):
             place.run()
     assert not read_log(place.dirs.path).jobs["a"].ended

@@ -21,9 +21,9 @@ from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, Rows, 
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.loaders import ANY_SIZE, SampleOrder, StreamSource
 from pliant.tools.run.elastic.loop.tally import numbers_of
-from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
+from pliant.tools.run.elastic.membership.switch_step import PlanWatch
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.training import Cursor, EpochPhase, Training, each_model
 from pliant.tools.run.elastic.state.transfer import broadcast_state

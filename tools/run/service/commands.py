@@ -70,8 +70,8 @@ from pliant.tools.run.statedir.contract.plan import (
     Plan,
 )
 from pliant.tools.run.statedir.directory import account_name
-from pliant.tools.run.statedir.failures import CHECKPOINT_S
 from pliant.tools.run.statedir.output_paths import output_file
+from pliant.tools.run.statedir.slot_faults import CHECKPOINT_S
 
 _WORDS: Final = 32
 """Words of a command that may name files of code: a variable has room for 131,072 bytes."""

@@ -22,9 +22,9 @@ from pliant.schemas.job import Job, updated_if_valid
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.service.submit import forget_secrets, in_teams
 from pliant.tools.run.statedir.directory import Account
-from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
 from pliant.tools.run.statedir.requests import Numbered, Spool, order_events, submitters_of, unrecorded
+from pliant.tools.run.statedir.slot_faults import Faults
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.demand import JobCheck, submit_detail

@@ -19,7 +19,8 @@ from pliant.tools.run.service.attempt_reports import AttemptReports
 from pliant.tools.run.service.commands import next_plan
 from pliant.tools.run.service.endings import describe
 from pliant.tools.run.service.gang import Gang, NextPlan, as_its_user
-from pliant.tools.run.service.members import YOUNG_S, Lifetimes, Timeouts, slots_text
+from pliant.tools.run.service.members import YOUNG_S, Lifetimes, slots_text
+from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
 
 EXIT_CODE_S: Final = 5.0

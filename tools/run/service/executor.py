@@ -37,7 +37,6 @@ from pliant.tools.run.service.drain_notices import DrainNotices
 from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, Submitters, next_handle
-from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.reports import (
     AttemptEnded,
     Lost,
@@ -48,11 +47,12 @@ from pliant.tools.run.service.reports import (
     WorkerEvents,
 )
 from pliant.tools.run.service.targets import Targets
+from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.failures import Faults, may_pass
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
+from pliant.tools.run.statedir.slot_faults import Faults, may_pass
 
 STARTING_S: Final = 0.5
 """Maximum seconds that a tick starts jobs, as it does not poll meanwhile."""

@@ -31,7 +31,6 @@ from pliant.tools.run.service.allocation import Assignment, startable
 from pliant.tools.run.service.decisions import Arrivals, Decisions, PolicyAnswer
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.job_rules import JobRules
-from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.reload import (
     ClusterFile,
     cluster_without_left_nodes,
@@ -48,8 +47,8 @@ from pliant.tools.run.service.reports import (
     progress_event,
     report_events,
 )
+from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import (
     abort_event,
     cancel_event,
@@ -61,6 +60,7 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.fold import jobs_of_spent_arrays, unsatisfiable_jobs
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
+from pliant.tools.run.statedir.slot_faults import Faults
 from pliant.tools.run.statedir.state import ScheduleFile, Sink, State
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.from_log import apply_events, follow

@@ -1,7 +1,6 @@
 """The workers of an attempt: where each is, whether it lives, what its files say.
 
-:class:`GangMembers` looks at the workers' files, :class:`Lifetimes` judges deaths, and :class:`Timeouts`
-says how long the launcher waits for what.
+:class:`GangMembers` looks at the workers' files, and :class:`Lifetimes` judges deaths.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.schedule import Cut
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import generation_of, read_plan_of, read_reached
+from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.as_user import own_files
 from pliant.tools.run.statedir.contract.folders import AttemptDir, FolderCache
 from pliant.tools.run.statedir.contract.liveness import (
@@ -27,8 +27,6 @@ from pliant.tools.run.statedir.contract.liveness import (
 )
 from pliant.tools.run.statedir.contract.plan import Plan, WorkerOutcome
 
-Stage = Literal["abort", "term", "kill"]
-"""Stages of a stop: the plan asks, then SIGTERM, then SIGKILL."""
 POLL_INTERVAL_S: Final = 1.0
 """Seconds between two checks for idle units."""
 YOUNG_S: Final = 5.0
@@ -315,41 +313,3 @@ class Lifetimes:
         if self._young[slot] < TOO_MANY:
             return ""
         return f"lost {self._young.pop(slot)} workers in a row on {slot}"
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds of each stage of a stop, and of other waits."""
-
-    abort_s: float = 60.0
-    term_s: float = 30.0
-    kill_s: float = 5.0
-    broken_s: float = 5.0
-    """Seconds before SIGTERM to the rest of a gang that waits for a lost worker."""
-    silent_s: float = 30.0
-    """Seconds without a heartbeat before a worker is killed; scripts may block the interpreter."""
-    dead_s: float = 10.0
-    """Seconds without heartbeats of worker and supervisor before their host counts as dead."""
-    exit_s: float = 10.0
-    """Seconds for a launcher to end after its worker."""
-    linger_s: float = 300.0
-    """Seconds for a worker to end after it has written its outcome."""
-
-    def to_end(self) -> float:
-        return self.abort_s + self.term_s + self.kill_s
-
-    def of(self, stage: Stage) -> float:
-        return {"abort": self.abort_s, "term": self.term_s, "kill": self.kill_s}[stage]
-
-    def of_idle(self, life: Life, *, ended: bool, needed: bool) -> float | None:
-        """Seconds for a unit to end that has nothing to do any more. Returns None if it has.
-
-        :param life: of its worker.
-        :param ended: the worker has written how it ended.
-        :param needed: a plan that is in force, or may come into force, names the worker.
-        """
-        if life == "gone" or (ended and life == "absent"):
-            return self.exit_s
-        if ended:
-            return self.linger_s
-        return None if needed else self.abort_s

@@ -30,8 +30,8 @@ from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.text import iso_time, one_line
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S
 from pliant.tools.run.statedir.log.snapshot import LogView
+from pliant.tools.run.statedir.slot_faults import UNTIL_RESUMED_S
 
 SCHEMA: Final = "pliant.notice/1"
 POLL_S: Final = 1.0

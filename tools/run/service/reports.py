@@ -35,7 +35,6 @@ from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.rules import IdleJob, Straggler
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S, Fault, SlotFaults
 from pliant.tools.run.statedir.log.events import (
     displaced_event,
     failure_event,
@@ -44,6 +43,7 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.worker_reports import refined
+from pliant.tools.run.statedir.slot_faults import UNTIL_RESUMED_S, Fault, SlotFaults
 from pliant.tools.schedule.session.quarantine import node_of
 
 MARKED_S: Final = 3600.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pliant.tools.run.backends.protocol import StopLevel
 from pliant.tools.run.service.drain_notices import Notice
-from pliant.tools.run.service.members import Stage, Timeouts
+from pliant.tools.run.service.timeouts import Stage, Timeouts
 from pliant.tools.run.statedir.contract.stacks import DUMP_GRACE_S
 
 

@@ -17,7 +17,7 @@ from pliant.tools.run.service.allocation import (
 )
 from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.reports import Displaced, Idled, MovedOff
-from pliant.tools.run.statedir.failures import SlotFaults
+from pliant.tools.run.statedir.slot_faults import SlotFaults
 
 
 class Targets(dict[str, Assignment]):

@@ -33,7 +33,7 @@ from pliant.schemas.file_io.files import ARCHIVE_FOLDER, atomic_write, make_fold
 from pliant.schemas.text import listed, whole_number
 from pliant.tools.run.statedir.contract.as_user import NOBODY
 from pliant.tools.run.statedir.contract.folders import KEPT, PRIVATE, Folder, Inside, JobDir, job_folder
-from pliant.tools.run.statedir.failures import may_pass
+from pliant.tools.run.statedir.slot_faults import may_pass
 
 
 class Account(NamedTuple):

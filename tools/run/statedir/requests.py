@@ -57,9 +57,9 @@ from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Changes, Job, updated
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, make_own, read_own, unusable
-from pliant.tools.run.statedir.failures import may_pass
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.slot_faults import may_pass
 
 JobAction = Literal["hold", "release", "priority", "update", "requeue"]
 NodeAction = Literal["drain", "resume"]

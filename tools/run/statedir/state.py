@@ -35,13 +35,13 @@ from pliant.tools.run.statedir.directory import (
     make_shared,
     unusable,
 )
-from pliant.tools.run.statedir.failures import may_pass
 from pliant.tools.run.statedir.log.archive import ShorterLog
 from pliant.tools.run.statedir.log.events import with_loss, with_use
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import repair_locked
 from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding, records_kept_small, renew_snapshot
 from pliant.tools.run.statedir.log.worker_reports import with_progress
+from pliant.tools.run.statedir.slot_faults import may_pass
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 SLEW: Final = 0.5

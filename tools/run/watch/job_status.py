@@ -17,7 +17,7 @@ from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import StartPrediction
-from pliant.tools.schedule.session.admission import OVER_LIMIT
+from pliant.tools.schedule.session.user_limits import OVER_LIMIT
 
 CHANGING: Final = {
     "start": "starting",

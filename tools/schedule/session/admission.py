@@ -6,12 +6,10 @@ another job, or that needs no GPU is not in the snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Mapping
 
-from pliant.schemas.cluster import UserLimit
 from pliant.schemas.job import ArrayPlace, Job
-from pliant.schemas.text import counted, in_gpus
+from pliant.schemas.text import counted
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.book import JobBook
 from pliant.tools.schedule.session.changes import SessionChanges
@@ -19,9 +17,7 @@ from pliant.tools.schedule.session.cluster import ClusterNodes
 from pliant.tools.schedule.session.dependencies import wait_of
 from pliant.tools.schedule.session.hidden import HiddenJobs
 from pliant.tools.schedule.session.part import SessionPart
-
-OVER_LIMIT: Final = "beyond the limit of"
-"""Beginning of the reason of a job that waits for a limit."""
+from pliant.tools.schedule.session.user_limits import OVER_LIMIT, UserLimits, limit_in_words
 
 
 def first_holder(job: Job) -> str:
@@ -40,6 +36,7 @@ class Admission(SessionPart[HiddenJobs]):
         self._book = book
         self._jobs = book.active
         self._changes = changes
+        self._limits = UserLimits(book.active, hidden)
 
     @property
     def visible_jobs(self) -> Mapping[str, JobState]:
@@ -123,7 +120,7 @@ class Admission(SessionPart[HiddenJobs]):
         self._admit_user(left.user, time_s)
 
     def _admit_array(self, array: ArrayPlace, time_s: float) -> None:
-        for job in self._next_in_line(array.name):
+        for job in self._limits.next_of_array(array.name):
             del self.state.in_line[job.id]
             self._admit(job, time_s)
 
@@ -140,16 +137,16 @@ class Admission(SessionPart[HiddenJobs]):
             return
         if limit.gpus is not None:
             job.most = job.spec.gpus.requested
-        if was_admitted and not (more and self._exceeds(user, limit)):
+        if was_admitted and not (more and self._limits.is_exceeded(user, limit)):
             self._changes.note("arrived", time_s, job=job)
         else:
-            self.state.limited[job.id] = _in_words(user, limit)
+            self.state.limited[job.id] = limit_in_words(user, limit)
         self._admit_user(user, time_s)
 
     def _admit_user(self, user: str, time_s: float) -> None:
         limit = self._cluster.spec.limit_of(user) if self.state.limited else None
         if limit is not None:
-            for job in self._within_limit(user, limit):
+            for job in self._limits.next_of_user(user, limit):
                 del self.state.limited[job.id]
                 self._changes.note("arrived", time_s, job=job)
 
@@ -168,55 +165,6 @@ class Admission(SessionPart[HiddenJobs]):
             if limit is None:
                 self._changes.note("arrived", time_s, job=job)
             else:
-                self.state.limited[job.id] = _in_words(job.spec.user, limit)
+                self.state.limited[job.id] = limit_in_words(job.spec.user, limit)
         for user in dict.fromkeys(job.spec.user for job in waiting):
             self._admit_user(user, time_s)
-
-    def _next_in_line(self, name: str) -> list[JobState]:
-        """The jobs in line that the limit of their array has room for, in order of priority and arrival."""
-        state = self.state
-        own = [job for job in self._jobs.values() if job.spec.array and job.spec.array.name == name]
-        own = [job for job in own if job.id not in state.held and job.id not in state.awaiting]
-        count, admitted = sum(job.id not in state.in_line for job in own), []
-        for job in sorted((job for job in own if job.id in state.in_line), key=lambda job: job.turn):
-            limit = None if job.spec.array is None else job.spec.array.limit
-            if limit is not None and count >= limit:
-                break
-            count += 1
-            admitted.append(job)
-        return admitted
-
-    def _within_limit(self, user: str, limit: UserLimit) -> list[JobState]:
-        """The waiting jobs of a user that the limit has room for, in order of priority and arrival.
-
-        No job overtakes one that must wait. What a job requests counts from its arrival, so no decision can
-        exceed a limit.
-        """
-        own = [job for job in self._jobs.values() if job.spec.user == user]
-        count, gpus = self._admitted(own)
-        admitted = []
-        for job in sorted((job for job in own if job.id in self.state.limited), key=lambda job: job.turn):
-            count, gpus = count + 1, gpus + job.spec.gpus.requested
-            if count > (limit.jobs or count) or gpus > (limit.gpus or gpus):
-                break
-            admitted.append(job)
-        return admitted
-
-    def _exceeds(self, user: str, limit: UserLimit) -> bool:
-        """Whether those jobs of a user that do not wait are more than its limit allows."""
-        count, gpus = self._admitted(job for job in self._jobs.values() if job.spec.user == user)
-        return count > (limit.jobs or count) or gpus > (limit.gpus or gpus)
-
-    def _admitted(self, own: Iterable[JobState]) -> tuple[int, int]:
-        """How many of these jobs neither wait nor are held, and their GPUs."""
-        state = self.state
-        waiting = (state.held, state.awaiting, state.in_line, state.limited)
-        admitted = [job for job in own if not any(job.id in jobs for jobs in waiting)]
-        return len(admitted), sum(max(job.log_gpus, job.spec.gpus.requested) for job in admitted)
-
-
-def _in_words(user: str, limit: UserLimit) -> str:
-    who = f"user {user}" if user else "jobs that name no user"
-    parts = [in_gpus(limit.gpus)] if limit.gpus is not None else []
-    parts += [counted(limit.jobs, "job")] if limit.jobs is not None else []
-    return f"{OVER_LIMIT} {who}: {', '.join(parts)}"

@@ -116,6 +116,7 @@ def test_a_question_that_takes_too_much_ends_with_the_reason(tmp_path, monkeypat
         "whatif_answer.whatif_on_own_files = fails\nwhatif_answer.main(sys.argv[1])"
     )
     monkeypatch.setattr(handlers, "WHATIF_PROGRAM", ("-c", script))
+    monkeypatch.setattr(handlers, "RESPONSE_TIMEOUT_S", 600.0)
     with pytest.raises(InfeasibleError, match=error):
         handlers.WhatIfRunner(tmp_path).of(WhatIfQuestion(add_nodes="2"), Caller.of(people.EVE), (), ())
 

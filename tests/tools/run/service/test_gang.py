@@ -20,7 +20,8 @@ from pliant.tools.run.service.commands import make_member, make_plan, next_plan,
 from pliant.tools.run.service.drain_notices import Notice
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import gang_class
-from pliant.tools.run.service.members import GangMembers, Timeouts, WorkerFailure
+from pliant.tools.run.service.members import GangMembers, WorkerFailure
+from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import (

@@ -23,9 +23,9 @@ from pliant.tools.run.service.commands import aborted
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import Launching, Submitters, runnable, script_obstacle
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.starters import python_obstacle, settled
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from tests.builders import cluster, job

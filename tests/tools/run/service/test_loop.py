@@ -18,9 +18,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.run import Interrupts, in_background, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir

@@ -18,8 +18,8 @@ from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.service import notices
 from pliant.tools.run.service.notices import Notices
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S
 from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.slot_faults import UNTIL_RESUMED_S
 from tests.builders import job
 
 RETRY_S = (0.02, 0.05)

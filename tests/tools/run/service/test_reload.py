@@ -170,7 +170,9 @@ def test_a_loop_that_is_killed_has_one_cluster_or_the_other(world: World, calls:
     world.check_agreement()
 
 
-def test_sighup_asks_for_the_file_again() -> None:
+def test_sighup_asks_for_the_file_again(request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what is ignored stays so
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
     with Interrupts(reloads=True) as interrupts:
         signal.raise_signal(signal.SIGHUP)
         assert (interrupts.reload_due, interrupts.received) == (True, [])

@@ -30,7 +30,7 @@ from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.reports import AttemptEnded, WorkerEvents, in_turns
 from pliant.tools.run.statedir.contract.folders import UnreadableError
-from pliant.tools.run.statedir.failures import Faults
+from pliant.tools.run.statedir.slot_faults import Faults
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.job_status import in_order as jobs_in_order
 from pliant.tools.run.watch.status import Watcher

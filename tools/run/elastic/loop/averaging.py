@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.elastic.membership.agreement import world
 from pliant.tools.run.elastic.membership.rendezvous import EXCHANGING_MODULES
+from pliant.tools.run.elastic.membership.switch_step import world
 from pliant.tools.run.elastic.torch_internals import backend_of, copy_all
 
 EXCHANGING_MODULES.add(__file__)  # its groups wait for gloo themselves, for example for buffers

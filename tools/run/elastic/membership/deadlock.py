@@ -28,8 +28,8 @@ from pydantic import ValidationError
 from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.record import NonNegativeInt, Record
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership.agreement import RateLimiter
 from pliant.tools.run.elastic.membership.process_group import SERVER_POLL_INTERVAL_S, pause, publish_file
+from pliant.tools.run.elastic.membership.switch_step import RateLimiter
 from pliant.tools.run.statedir.contract.folders import read_file, refresh_folder
 from pliant.tools.run.statedir.contract.liveness import life
 

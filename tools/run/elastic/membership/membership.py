@@ -23,16 +23,6 @@ from typing import Any
 import torch
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership.agreement import (
-    STOP,
-    LeftEpochError,
-    NotNeededError,
-    PlanWatch,
-    StopRequestedError,
-    StopSignal,
-    Vote,
-    ballot,
-)
 from pliant.tools.run.elastic.membership.deadlock import DeadlockWatch, Position
 from pliant.tools.run.elastic.membership.instructions import (
     CONTINUE,
@@ -45,6 +35,16 @@ from pliant.tools.run.elastic.membership.instructions import (
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, leave_at_exit, lost_peer, released
 from pliant.tools.run.elastic.membership.regrouping import Regrouping
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous, exchange_of_main_thread
+from pliant.tools.run.elastic.membership.switch_step import (
+    STOP,
+    LeftEpochError,
+    NotNeededError,
+    PlanWatch,
+    StopRequestedError,
+    StopSignal,
+    Vote,
+    ballot,
+)
 from pliant.tools.run.elastic.membership.worker_exit import WorkerExit
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
 from pliant.tools.run.elastic.state.checkpoint import Saving

@@ -38,7 +38,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import probe_room
 from pliant.tools.profile.torchrun.start import LOOPBACK, VARIABLES, interface_of, refuse_loopback
 from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.membership.agreement import RateLimiter
+from pliant.tools.run.elastic.membership.switch_step import RateLimiter
 from pliant.tools.run.elastic.torch_internals import (
     groups_in_use,
     number_groups_anew,

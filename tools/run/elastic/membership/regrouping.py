@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pliant.tools.run.elastic.membership.agreement import NotNeededError, StopRequestedError, Vote
 from pliant.tools.run.elastic.membership.instructions import REGROUP, Leave, Regroup, Resplit
 from pliant.tools.run.elastic.membership.process_group import lost_peer, publish_file, released
 from pliant.tools.run.elastic.membership.rendezvous import CutOffError, NoPlanError, Rendezvous
+from pliant.tools.run.elastic.membership.switch_step import NotNeededError, StopRequestedError, Vote
 from pliant.tools.run.elastic.membership.worker_exit import WorkerExit
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
 from pliant.tools.run.elastic.state.checkpoint import Saving

@@ -35,8 +35,7 @@ from typing import Final, NoReturn, Self
 from pliant.schemas.errors import PliantError, ServiceMissingError
 from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import agreement
-from pliant.tools.run.elastic.membership.agreement import PlanWatch, RateLimiter
+from pliant.tools.run.elastic.membership import switch_step
 from pliant.tools.run.elastic.membership.process_group import (
     COLLECTIVE_TIMEOUT,
     SERVER_POLL_INTERVAL_S,
@@ -47,6 +46,7 @@ from pliant.tools.run.elastic.membership.process_group import (
     pause,
     use_interface,
 )
+from pliant.tools.run.elastic.membership.switch_step import PlanWatch, RateLimiter
 from pliant.tools.run.elastic.state.training import Cursor, written
 from pliant.tools.run.elastic.torch_internals import EXCHANGING_MODULE
 from pliant.tools.run.statedir.contract.folders import AttemptDir, refresh_folder
@@ -63,7 +63,7 @@ PROBE_TIMEOUT_S: Final = 3.0
 """Seconds for a connection to be completed: two tries if the first packet is lost."""
 POLL_INTERVAL_S: Final = 5.0
 """Seconds between two checks for lost workers while training goes on."""
-EXCHANGING_MODULES: Final = {EXCHANGING_MODULE, agreement.__file__}
+EXCHANGING_MODULES: Final = {EXCHANGING_MODULE, switch_step.__file__}
 """Files of the modules in which a main thread may wait for other workers."""
 HUNG_EXCHANGE_S: Final = 30.0
 """Seconds after the end of its connections from which on an exchange counts as forgotten by gloo."""

@@ -12,9 +12,9 @@ from typing import Literal
 
 from pliant.schemas.errors import PliantError, UsageError
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership.agreement import StopSignal
 from pliant.tools.run.elastic.membership.instructions import Leave
 from pliant.tools.run.elastic.membership.process_group import cut_off
+from pliant.tools.run.elastic.membership.switch_step import StopSignal
 from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state.checkpoint import Saving
 from pliant.tools.run.elastic.state.training import Training, TrainingCounters

@@ -37,8 +37,8 @@ from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.liveness import whole_use_of
 from pliant.tools.run.statedir.directory import Account
-from pliant.tools.run.statedir.failures import BELIEVED, Fault, reason_to_stop, wait_s
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.slot_faults import BELIEVED, Fault, reason_to_stop, wait_s
 from pliant.tools.schedule.registry import label_of
 
 

@@ -72,7 +72,7 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.schemas.text import EPOCH_LIKE_S, counted, span_text
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.failures import (
+from pliant.tools.run.statedir.slot_faults import (
     CHECKPOINT_S,
     UNTIL_RESUMED_S,
     WINDOW_S,

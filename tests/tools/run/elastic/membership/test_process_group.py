@@ -30,7 +30,6 @@ from pliant.tools.profile.torchrun import start
 from pliant.tools.run.elastic.context import Context, WorkerContext
 from pliant.tools.run.elastic.loop.averaging import TolerantGroup
 from pliant.tools.run.elastic.membership import process_group, rendezvous
-from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
 from pliant.tools.run.elastic.membership.process_group import (
     FolderStore,
     ProcessGroup,
@@ -41,6 +40,7 @@ from pliant.tools.run.elastic.membership.process_group import (
     use_interface,
 )
 from pliant.tools.run.elastic.membership.rendezvous import LostWorkerWatch
+from pliant.tools.run.elastic.membership.switch_step import PlanWatch, world
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.liveness import SURE_S, LivenessFile, life

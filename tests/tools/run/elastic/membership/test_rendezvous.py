@@ -20,8 +20,7 @@ import torch
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import Context, WorkerContext
-from pliant.tools.run.elastic.membership import agreement, process_group, rendezvous
-from pliant.tools.run.elastic.membership.agreement import PlanWatch, StopRequestedError
+from pliant.tools.run.elastic.membership import process_group, rendezvous, switch_step
 from pliant.tools.run.elastic.membership.process_group import FolderStore, ProcessGroup, pause
 from pliant.tools.run.elastic.membership.rendezvous import (
     MAX_CONNECT_ATTEMPTS,
@@ -32,6 +31,7 @@ from pliant.tools.run.elastic.membership.rendezvous import (
     Round,
     unreachable,
 )
+from pliant.tools.run.elastic.membership.switch_step import PlanWatch, StopRequestedError
 from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir, refresh_folder
 from pliant.tools.run.statedir.contract.liveness import FileClock
@@ -378,9 +378,9 @@ class Memories:
         self._glob = Path.glob
         self.missed = threading.Event()
         """A host has looked for a file that was not there."""
-        for module in (process_group, agreement):
+        for module in (process_group, switch_step):
             patch.setattr(module, "is_there", self._is_there)
-        for module in (process_group, agreement, rendezvous):
+        for module in (process_group, switch_step, rendezvous):
             patch.setattr(module, "refresh_folder", self._ask)
         patch.setattr(Path, "glob", lambda folder, pattern: iter(self._list(folder, pattern)))
 
@@ -444,7 +444,7 @@ def test_a_plan_that_others_saw_is_seen(tmp_path: Path, memories: Memories, pool
 def test_a_replaced_plan_is_seen_by_opening_it(tmp_path: Path, monkeypatch: Patch) -> None:
     job = put(tmp_path, plan(1))
     before = os.stat(job.plan)
-    monkeypatch.setattr(agreement, "_look", lambda path: before)
+    monkeypatch.setattr(switch_step, "_look", lambda path: before)
     watch = PlanWatch(WorkerContext(job, plan(1), 0))
     assert watch.newest().generation == 1
     put(tmp_path, plan(2))

@@ -20,13 +20,6 @@ from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.reports import AttemptEnded, StartFailed, WorkerEvents, report_events
 from pliant.tools.run.statedir.contract.plan import write_progress
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.failures import (
-    FIRST_S,
-    LONGEST_SUSPICION_S,
-    FailureRecord,
-    QuarantineRule,
-    SlotFaults,
-)
 from pliant.tools.run.statedir.log.events import (
     decision_event,
     on_clock,
@@ -36,6 +29,13 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, allocation_of, fold, jobs_of_spent_arrays
 from pliant.tools.run.statedir.log.worker_reports import Reports, Tail, refined, reported, with_progress
+from pliant.tools.run.statedir.slot_faults import (
+    FIRST_S,
+    LONGEST_SUSPICION_S,
+    FailureRecord,
+    QuarantineRule,
+    SlotFaults,
+)
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status, closed_lines

@@ -32,12 +32,12 @@ from pliant.tools.report.read_run import read_run
 from pliant.tools.run.doctor.examine import examine
 from pliant.tools.run.statedir import state as state_module
 from pliant.tools.run.statedir.directory import Lock, StateDir, holder_of
-from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S
 from pliant.tools.run.statedir.log import snapshot as log_snapshot
 from pliant.tools.run.statedir.log.events import decision_event, finish_event, on_clock, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.repair import fit_together, read_each, repair
 from pliant.tools.run.statedir.log.snapshot import LogView, read_snapshot, renew_snapshot, restoring
+from pliant.tools.run.statedir.slot_faults import UNTIL_RESUMED_S
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.job_status import CHANGING, statuses
 from pliant.tools.run.watch.status import Watcher, history, read_status

@@ -10,10 +10,10 @@ import pytest
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import agreement
-from pliant.tools.run.elastic.membership.agreement import VOTE_INTERVAL_S, PlanWatch, StopSignal, Vote
+from pliant.tools.run.elastic.membership import switch_step
 from pliant.tools.run.elastic.membership.process_group import released
 from pliant.tools.run.elastic.membership.regrouping import Recurrence
+from pliant.tools.run.elastic.membership.switch_step import VOTE_INTERVAL_S, PlanWatch, StopSignal, Vote
 from pliant.tools.run.elastic.membership.worker_exit import described
 from pliant.tools.run.elastic.state.training import Cursor, EpochPhase
 from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, LOST_PEER
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("own_notices")]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock(1000.0)
-    monkeypatch.setattr(agreement, "time", made)
+    monkeypatch.setattr(switch_step, "time", made)
     return made
 
 
@@ -59,7 +59,7 @@ class TestPlans:
     ) -> None:
         job, lives = put(tmp_path, plan(1)), ["none"]
         states = {job.attempt(1).presence(2): lives}
-        monkeypatch.setattr(agreement, "life", lambda path: states[path][0])
+        monkeypatch.setattr(switch_step, "life", lambda path: states[path][0])
         context = WorkerContext(job, plan(1), 0)
         context.settle()
         watch = PlanWatch(context)
@@ -97,11 +97,11 @@ def test_a_waiting_worker_looks_for_the_end_seldom(
         (10.0, 1),
         (VOTE_INTERVAL_S, 1),
         (VOTE_INTERVAL_S / 4, 4),
-        (1e-6, agreement.MAX_STEPS_BETWEEN_VOTES),
+        (1e-6, switch_step.MAX_STEPS_BETWEEN_VOTES),
     ],
 )
 def test_short_steps_leave_out_votes(step_s: float, steps: int) -> None:
-    assert agreement.steps_between_votes(step_s) == steps
+    assert switch_step.steps_between_votes(step_s) == steps
 
 
 class Pair:
@@ -118,7 +118,7 @@ class Pair:
             return None
         for number, (vote, step_s) in enumerate(zip(self.votes, usual_s, strict=True)):
             vote.cast(7 + number)
-            vote._numbers[1] = -agreement.steps_between_votes(step_s)
+            vote._numbers[1] = -switch_step.steps_between_votes(step_s)
         largest = [max(pair) for pair in zip(*(vote._numbers.tolist() for vote in self.votes), strict=True)]
         for vote in self.votes:
             vote._numbers[:] = largest
@@ -149,7 +149,7 @@ def test_workers_vote_as_often_as_the_slower_one_would() -> None:
 def test_a_vote_carries_each_worker_s_own_step_time_and_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = SimpleNamespace(wait=lambda: None)
     world = SimpleNamespace(allreduce=lambda *_: sent)  # it is made here
-    monkeypatch.setattr(agreement, "world", lambda: world)
+    monkeypatch.setattr(switch_step, "world", lambda: world)
     votes = [Vote() for _ in range(3)]
     for rank, vote in enumerate(votes):
         vote.drop(rank, 3)
@@ -222,7 +222,7 @@ def test_a_notice_waits_for_the_launcher_s_answer(clock: Clock, monkeypatch: pyt
     monkeypatch.setenv(ENV_NOTICES, "1")
     stop = StopSignal()
     signal.raise_signal(signal.SIGUSR1)
-    clock.now_s += agreement.NOTICE_TIMEOUT_S - 1.0
+    clock.now_s += switch_step.NOTICE_TIMEOUT_S - 1.0
     assert not stop.received
     clock.now_s += 2.0
     assert stop.received, "the launcher is not there"
