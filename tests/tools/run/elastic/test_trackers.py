@@ -130,6 +130,7 @@ def test_mistakes_are_refused(job: Alone, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.services
 @pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # of the clients' own libraries
 def test_each_tracker_has_one_run_and_nothing_twice(tmp_path: Path) -> None:
     """Through 1 → 2 → 1 workers, a stop, a kill and resumes: wandb offline, SQLite, event files."""
     for name, found in tracked(tmp_path).items():
