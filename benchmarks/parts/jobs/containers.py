@@ -16,7 +16,6 @@ from benchmarks.parts.jobs import container_image
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.profile.torchrun.start import kill, strays
-from pliant.tools.run.backends import contain
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from tests.tools.run.site import environment
 
@@ -82,8 +81,6 @@ class ContainedRun:
         self._log.close()
         for job in (self.state / "jobs").glob("*"):
             kill(strays((ENV_JOB_DIR, str(job))))
-        for note in self.state.glob("jobs/*/attempts/*/unit-*.container"):
-            contain.remove(str(note))
 
     def submit(self, job: str, *words: object, script: str = "train.py", **env: str) -> None:
         """Submit a script or program of the image."""
