@@ -1,15 +1,15 @@
 """A state directory after three years: what a start of the loop takes there, and ``pliant status``.
 
-The log is written as a run writes it, job after job, by a process that lives all that time and moves what
-ended long ago to archives. Each measurement is a process of its own, its processor time and memory are the
-least of a few; beside them is the memory of the process that wrote. Everything is divided by what it was once
-the log held as much as it ever does.
+The log is written as a run writes it, job after job, by a process that lives all that time and once a month
+moves what ended long ago to an archive. Each measurement is a process of its own, its processor time and
+memory are the least of a few; beside them is the memory of the process that wrote. Everything is divided by
+what it was once the log held as much as it ever does.
 """
 
 from __future__ import annotations
 
 import json
-import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,6 +49,7 @@ LIMIT: Final = 1.1
 _FULL: Final = 3
 """Month after which the log holds as much as it ever does."""
 _DAYS: Final = 30
+"""Days in a month, and for which jobs stay in the log."""
 _TIMES: Final = 5
 _BATCH: Final = 25
 _BEGAN_S: Final = 1_700_000_000.0
@@ -78,10 +79,10 @@ def _measured(folder: Path, months: int, jobs: int, times: int) -> list[dict[str
     for month in range(months):
         with State(dirs.path) as state:
             state.rebuilding = Rebuilding(Basis.of(_NODES, None), new)
-            retained = Retained(state, _NODES.retention, clock=lambda: state.log.last_s)
+            retained = Retained(state, _NODES.retention)
             for events in _month(month, jobs):
                 state.record(events)
-                retained.look(state.log, state.log.last_s)
+            retained.tidy(state.log, state.log.last_s)
             memory = float(own.memory_info().rss)
         if month + 1 in (min(_FULL, months), months):
             measured.append({"writer": memory, **_of_process(dirs.path, times)})
@@ -122,13 +123,16 @@ def _month(month: int, jobs: int) -> Iterator[list[Event]]:
 
 def _of_process(state: Path, times: int) -> dict[str, float]:
     """The least processor time and memory of a start of the loop, and of ``pliant status``."""
+    copy = state.with_name("measured")  # a start writes to it, at the present time
+    shutil.copytree(state, copy)
     code = "from benchmarks.parts.state_growth import {}; {}({!r})"
     least: dict[str, float] = {}
     for name in ("start", "status") * times:
-        words = [sys.executable, "-c", code.format(name, name, str(state))]
+        words = [sys.executable, "-c", code.format(name, name, str(copy))]
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
         for what, value in json.loads(done.stdout.splitlines()[-1]).items():
             least[what] = min(value, least.get(what, value))
+    shutil.rmtree(copy)
     return least
 
 
@@ -155,5 +159,6 @@ def status(state: str) -> None:
 
 
 def _say(name: str, seconds: float) -> None:
-    memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    memory = next(float(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     print(json.dumps({f"{name}_s": seconds, f"{name}_memory": memory}))
