@@ -213,7 +213,7 @@ class RunArguments:
 
     def _options(self) -> RunOptions:
         from pliant.tools.run.service.loop import RunOptions, free_state_name
-        from pliant.tools.run.service.timeouts import Timeouts
+        from pliant.tools.run.service.stop_stages import Timeouts
 
         config, state = configuration(), self.state
         if state is None and config.state is not None:

@@ -250,7 +250,7 @@ class _Stopped(_OfJob):
     """Number of the order that this executes."""
     lost_gpu_hours: float | None = None
     used_gpu_seconds: float | None = None
-    """Of a job that ends: GPU (or CPU slot) seconds in which these were busy, over all attempts."""
+    """GPU (or CPU slot) seconds in which these were busy, over all attempts of a job that ends."""
     memory_gpu_seconds: float | None = None
     """GPU seconds times the part of their memory that was taken."""
 

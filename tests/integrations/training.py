@@ -14,8 +14,8 @@ import torch
 
 from pliant.tools.profile.torchrun import start
 from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.log.fold import RunLog
 from tests.integrations import forked
 from tests.tools.run.site import Site, environment, until

@@ -24,8 +24,8 @@ from pliant.tools.run.backends.simulated.workers import SimulatedWorkers
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.reload import ClusterFile, order_reload
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
-from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import on_clock

@@ -14,7 +14,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.decide import Question, decide

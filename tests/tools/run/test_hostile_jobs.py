@@ -19,8 +19,8 @@ from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import Interrupts, release_nodes, run_once, run_until_done
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.service.submit import cancel, submit
-from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir import slot_faults
 from pliant.tools.run.statedir import state as state_module
 from pliant.tools.run.statedir.contract.folders import UnreadableError

@@ -16,8 +16,8 @@ from pliant.tools.profile.torchrun.start import kill, strays
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.service.submit import order_nodes, submit
-from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog

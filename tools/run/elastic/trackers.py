@@ -165,8 +165,8 @@ class Tracking:
 
     def __init__(self, context: Context, names: Iterable[TrackerName]) -> None:
         """:param names: none where the script is measured or verified."""
+        # Values that the script has logged in the step under way.
         self.pending: dict[str, float | torch.Tensor] = {}
-        """Values that the script has logged in the step under way."""
         self._context, self._names, self._loss, self._due_s = context, tuple(names), Mean(), 0.0
         self._forwarding: list[_Forwarding] = []
         if isinstance(context, WorkerContext):

@@ -20,7 +20,7 @@ from pliant.tools.run.service.commands import next_plan
 from pliant.tools.run.service.endings import describe
 from pliant.tools.run.service.gang import Gang, NextPlan, as_its_user
 from pliant.tools.run.service.members import YOUNG_S, Lifetimes, slots_text
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
 
 EXIT_CODE_S: Final = 5.0

@@ -46,8 +46,8 @@ from pliant.tools.run.service.reports import (
     StartFailed,
     WorkerEvents,
 )
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.service.targets import Targets
-from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import StateDir

@@ -27,8 +27,7 @@ from pliant.tools.run.service.attempt_reports import AttemptReports
 from pliant.tools.run.service.commands import aborted, assignment_of, next_plan
 from pliant.tools.run.service.endings import Ending, broken, judge
 from pliant.tools.run.service.members import GangMembers, WorkerFailure, slots_text
-from pliant.tools.run.service.stop_stages import StopStages
-from pliant.tools.run.service.timeouts import Stage, Timeouts
+from pliant.tools.run.service.stop_stages import Stage, StopStages, Timeouts
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.stacks import DUMP_GRACE_S, LastStacks

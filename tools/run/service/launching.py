@@ -54,7 +54,7 @@ from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import WorkerFailure
 from pliant.tools.run.service.rigid_gang import RigidGang
 from pliant.tools.run.service.starters import SHELL_SUFFIXES
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError, read_file

@@ -47,7 +47,7 @@ from pliant.tools.run.service.reports import (
     progress_event,
     report_events,
 )
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import (
     abort_event,

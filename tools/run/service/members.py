@@ -15,7 +15,7 @@ from pliant.schemas.schedule import Cut
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import generation_of, read_plan_of, read_reached
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.statedir.contract.as_user import own_files
 from pliant.tools.run.statedir.contract.folders import AttemptDir, FolderCache
 from pliant.tools.run.statedir.contract.liveness import (

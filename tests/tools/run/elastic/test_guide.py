@@ -27,7 +27,7 @@ from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.elastic import ElasticJob
 from pliant.tools.run.service.endings import judge
 from pliant.tools.run.service.run import run_until_done
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from tests.builders import job
 from tests.integrations.training import recipe

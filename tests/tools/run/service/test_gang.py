@@ -21,7 +21,7 @@ from pliant.tools.run.service.drain_notices import Notice
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import gang_class
 from pliant.tools.run.service.members import GangMembers, WorkerFailure
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import (

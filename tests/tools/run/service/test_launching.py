@@ -24,8 +24,8 @@ from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import Launching, Submitters, runnable, script_obstacle
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.starters import python_obstacle, settled
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from tests.builders import cluster, job

@@ -19,8 +19,8 @@ from pliant.schemas.io import read_schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.run import Interrupts, in_background, run_once, run_until_done
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir

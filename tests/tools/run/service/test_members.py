@@ -14,7 +14,7 @@ from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.endings import Ending, broken, describe, judge
 from pliant.tools.run.service.members import TOO_MANY, YOUNG_S, GangMembers, Lifetimes, WorkerFailure
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.stop_stages import Timeouts
 from pliant.tools.run.statedir.contract import liveness as heartbeat
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.liveness import FileClock

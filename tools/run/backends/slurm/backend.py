@@ -525,12 +525,12 @@ class Leases:
             self._plan = self._planned(view, busy, jobs_wait=jobs_wait, renew=renew)
         for node, asked in self._asked.items():
             now_s = self._clock()
-            is_wanted = renew and (not follows or (self._plan is not None and node in self._plan.wanted))
-            asked.since_s = now_s if asked.id is not None or not is_wanted else asked.since_s
-            if renew and not is_wanted and busy is not None:
+            is_needed = renew and (not follows or (self._plan is not None and node in self._plan.needed))
+            asked.since_s = now_s if asked.id is not None or not is_needed else asked.since_s
+            if renew and not is_needed and busy is not None:
                 self._end(asked)
             seen = view.nodes.get(node)
-            wanted = is_wanted and asked.job is None and seen is not None and seen.serves is not False
+            wanted = is_needed and asked.job is None and seen is not None and seen.serves is not False
             due = asked.submission is None and now_s >= asked.next_s and view.queried_s >= asked.seen_from_s
             if wanted and due:
                 asked.submission = Later(self._sbatch(asked, seen))
@@ -570,7 +570,7 @@ class Leases:
         plan = lease_plan(rule, nodes, jobs_wait=jobs_wait)
         for each in nodes if renew else ():
             limit_s = _limits(rule, each.partition).idle_seconds
-            if each.name in plan.wanted and not each.is_busy and each.idle_s >= limit_s:
+            if each.name in plan.needed and not each.is_busy and each.idle_s >= limit_s:
                 self._use(self._asked[each.name], now_s)  # one of the least, which is kept
         return plan
 

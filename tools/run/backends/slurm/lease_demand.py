@@ -44,7 +44,7 @@ class LeasedNode:
 class LeasePlan:
     """Nodes by name."""
 
-    wanted: frozenset[str]
+    needed: frozenset[str]
     """Their leases are asked for, and kept."""
     offered: frozenset[str]
     """Jobs may be placed there."""
@@ -54,19 +54,19 @@ def lease_plan(rule: LeaseRule, nodes: Sequence[LeasedNode], *, jobs_wait: bool)
     """:param nodes: in the order of the cluster file.
     :param jobs_wait: what waits in Slurm's queue is still of use.
     """
-    wanted, offered = set[str](), set[str]()
+    needed, offered = set[str](), set[str]()
     for partition in dict.fromkeys(node.partition for node in nodes):
         own = [node for node in nodes if node.partition == partition]
         limits = rule if partition is None else rule.partitions[partition]
         offers = sorted(own, key=lambda node: node.rank)[: limits.max_nodes]
         offered.update(node.name for node in offers)
         offered.update(node.name for node in own if node.is_busy)
-        wanted.update(_wanted(limits, offers, jobs_wait=jobs_wait))
-        wanted.update(node.name for node in own if node.is_busy)
-    return LeasePlan(frozenset(wanted), frozenset(offered))
+        needed.update(_needed(limits, offers, jobs_wait=jobs_wait))
+        needed.update(node.name for node in own if node.is_busy)
+    return LeasePlan(frozenset(needed), frozenset(offered))
 
 
-def _wanted(limits: LeaseLimits, offers: Sequence[LeasedNode], *, jobs_wait: bool) -> Iterable[str]:
+def _needed(limits: LeaseLimits, offers: Sequence[LeasedNode], *, jobs_wait: bool) -> Iterable[str]:
     """:param offers: those to keep first first."""
     kept = [node.name for node in offers if _is_of_use(node, limits, jobs_wait=jobs_wait)]
     others = [node.name for node in offers if node.name not in kept]

@@ -304,10 +304,10 @@ def test_leases_follow_the_jobs_within_their_limits(
     rule: dict[str, object], nodes: list[LeasedNode], wanted: str, offered: str
 ) -> None:
     plan = lease_plan(LeaseRule.model_validate(rule), nodes, jobs_wait=False)
-    assert ("".join(sorted(plan.wanted)), "".join(sorted(plan.offered))) == (wanted, offered)
+    assert ("".join(sorted(plan.needed)), "".join(sorted(plan.offered))) == (wanted, offered)
     waiting = [each.name for each in nodes if each.state in (LeaseState.REQUESTED, LeaseState.WAITING)]
     plan = lease_plan(LeaseRule.model_validate(rule), nodes, jobs_wait=True)
-    assert plan.wanted == {*wanted, *waiting} & plan.offered | {each.name for each in nodes if each.is_busy}
+    assert plan.needed == {*wanted, *waiting} & plan.offered | {each.name for each in nodes if each.is_busy}
 
 
 def test_a_lease_given_back_gets_no_unit_and_the_next_launcher_gives_back_the_rest(
