@@ -172,6 +172,8 @@ def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, mon
     for name, folder in (("VIRTUAL_ENV", here), ("CONDA_PREFIX", here / "gone")):
         with pytest.raises(UsageError, match=f"{name}: .* is not there: unset it, or name a Python"):
             active_python({name: str(folder)})
+        program = Job(id="a", command=("bash", "own.sh"), launcher="program")
+        assert of_submitter(program, {name: str(folder)}).python is None
     assert {"X": "y", "LC_ALL": "C", "PATH": os.environ["PATH"]}.items() <= job.env.items()
     assert not {"TOKEN", "OTHER"} & job.env.keys()
     kept = here / "live" / "jobs" / "train" / "secrets.json"

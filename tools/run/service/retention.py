@@ -68,7 +68,7 @@ class Retained:
         """Tidy up a bit, if that is due; a failure stops nothing."""
         try:
             self._tidy_a_bit(log, now_s)
-        except (CannotArchiveError, OSError, PliantError) as error:
+        except (CannotArchiveError, OSError, PliantError, RecursionError) as error:
             self._look_s = self._clock() + DAY_S
             _log.warning("what ended long ago stays for another day: %s", error)
 
@@ -144,7 +144,7 @@ class Retained:
             return  # it was requeued meanwhile
         try:
             empty(self._state.dirs.job(job_id), folder)
-        except (OSError, PliantError) as error:
+        except (OSError, PliantError, RecursionError) as error:  # the last: folders nested a thousand deep
             _log.warning("job %s: what it left is not removed: %s", job_id, error)
 
 

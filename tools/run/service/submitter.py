@@ -128,11 +128,24 @@ def of_submitter(job: Job, here: Mapping[str, str]) -> Job:
         if _passes(name, value) and name not in unseen
     }
     changed: dict[str, object] = {"env": {**small, **job.env}}
-    if job.own_python is None and job.command and (python := _shebang_python(job) or active_python(here)):
+    if job.own_python is None and job.command and (python := _shebang_python(job) or _python_here(job, here)):
         changed["python"] = python
     changed_job = job.model_copy(update=changed)
     changed_job.model_fields_set.update(changed)
     return changed_job
+
+
+def _python_here(job: Job, here: Mapping[str, str]) -> str | None:
+    """As :func:`active_python`; a program that is started as it is needs none.
+
+    :raises UsageError: the environment is gone.
+    """
+    try:
+        return active_python(here)
+    except UsageError:
+        if job.launcher == "program":
+            return None
+        raise
 
 
 def active_python(here: Mapping[str, str]) -> str | None:

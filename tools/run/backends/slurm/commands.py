@@ -36,6 +36,7 @@ from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmNode, SlurmSt
 from pliant.tools.run.statedir.contract.as_user import with_own_files
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
+from pliant.tools.run.statedir.directory import account_name
 
 JOB_FIELDS: Final = "%i|%T|%N|%r|%U|%j"
 """id, state, nodes, reason, user id, name; :func:`parsing.jobs` reads them."""
@@ -537,7 +538,9 @@ class Controller:
             return known
         self._reservations_s = queried_s
         with suppress(ServiceMissingError):
-            known = parsing.reservations(ask(show_reservations(), more=TIME_FORMAT))
+            known = parsing.reservations(
+                ask(show_reservations(), more=TIME_FORMAT), account_name(os.getuid())
+            )
         return known
 
     def reservations(self, options: SlurmOptions) -> Sequence[NodeReservation] | None:

@@ -171,10 +171,16 @@ def partitions(text: str) -> list[SlurmPartition]:
     ]
 
 
-def reservations(text: str) -> list[NodeReservation]:
-    """What ``scontrol --oneliner show reservation`` printed of those with nodes, times in seconds."""
+def reservations(text: str, account: str) -> list[NodeReservation]:
+    """What ``scontrol --oneliner show reservation`` printed of those with nodes, times in seconds.
+
+    Without those that hold parts of nodes, whose times float with the clock, or in which the account may run.
+    """
     read = []
     for row in map(_fields, text.splitlines()):
+        flags, users = ({*row.get(name, "").split(",")} for name in ("Flags", "Users"))
+        if {"PART_NODES", "TIME_FLOAT"} & flags or (account in users and "MAINT" not in flags):
+            continue
         nodes = host_names(row.get("Nodes", ""))
         with suppress(KeyError, ValueError):  # one that is none here: without nodes, or without an end
             begin_s, end_s = read_time(row["StartTime"]), read_time(row["EndTime"])

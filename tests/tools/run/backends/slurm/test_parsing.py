@@ -118,3 +118,18 @@ def test_topologies_and_lists_of_hosts_are_read() -> None:
         "": [],
     }.items():
         assert parsing.host_names(text) == names
+
+
+def test_reservations_that_close_whole_nodes_to_an_account_alone() -> None:
+    times = "StartTime=2026-11-30T10:00:00 EndTime=2026-11-30T12:00:00"
+    text = "\n".join(
+        f"ReservationName={name} {times} Nodes=n[0-1] Flags={flags} Users={users} Comment=x"
+        for name, flags, users in (
+            ("fans", "MAINT,SPEC_NODES", "ada"),
+            ("other", "SPEC_NODES", "bob,eve"),
+            ("own", "SPEC_NODES", "bob,ada"),
+            ("cores", "PART_NODES,SPEC_NODES", "bob"),
+            ("soon", "TIME_FLOAT,SPEC_NODES", "bob"),
+        )
+    )
+    assert [each.name for each in parsing.reservations(text, "ada")] == ["fans", "other"]
