@@ -65,8 +65,8 @@ class Wandb:
 
         self._own = wandb.run is None
         run = os.environ.get("WANDB_RUN_ID") or run
-        named = {} if name is None or "WANDB_NAME" in os.environ else {"name": name}
-        self._run = wandb.run or wandb.init(id=run, resume="allow", **named)
+        name = os.environ.get("WANDB_NAME") or name
+        self._run = wandb.run or wandb.init(id=run, resume="allow", name=name)
 
     def log(self, samples: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=samples)
