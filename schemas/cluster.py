@@ -564,14 +564,18 @@ class Cluster(Record):
         asks = asks or any(node.devices for node in self.nodes)
         return int(asks or any(rules))
 
-    def keeping_reservations(self, own: Cluster) -> Self:
-        """With the reservations of a run's cluster that no file stated, as far as their nodes are here."""
+    def keeping_reservations(self, own: Cluster, now_s: float = -math.inf) -> Self:
+        """With the reservations of a run's cluster that no file stated, as far as their nodes are here.
+
+        Those for teams are left out where no teams share this cluster, as are those that are over.
+        """
         names = {each.name for each in self.reservations}
         there = {name for node in self.nodes for name in names_of(node)} if own.reservations else set()
         kept = [
             each.model_copy(update={"nodes": nodes})
             for each in own.reservations
-            if each.made_by and each.name not in names
+            if each.made_by and each.name not in names and each.end > now_s
+            if self.shares is not None or not each.teams
             if (nodes := tuple(name for name in each.nodes if name in there))
         ]
         return self.model_copy(update={"reservations": (*self.reservations, *kept)}) if kept else self

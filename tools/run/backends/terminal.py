@@ -51,9 +51,19 @@ class Frames:
     def __init__(self, stream: socket.socket) -> None:
         self.stream = stream
         self._left = b""
+        self.unsent = b""
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
         self.stream.sendall(_HEAD.pack(kind, len(data)) + data)
+
+    def add(self, kind: bytes, data: bytes) -> None:
+        """A message for :meth:`send_some`."""
+        self.unsent += _HEAD.pack(kind, len(data)) + data
+
+    def send_some(self) -> None:
+        """Send what the other end takes without a wait."""
+        with contextlib.suppress(BlockingIOError):
+            self.unsent = self.unsent[self.stream.send(self.unsent, socket.MSG_DONTWAIT) :]
 
     def receive(self) -> list[tuple[bytes, bytes]] | None:
         """The messages that have come; None: the other end is gone."""
@@ -276,10 +286,13 @@ def attach(folder: str, source: int = 0, sink: int = 1) -> int:
 def _passed_on(frames: Frames, source: int, sink: int, wakes: int) -> int | None:
     """Pass on what there is; returns the exit code once the session is over.
 
+    No send waits here: the other end may wait itself until its output is read.
+
     :raises OSError: one of its ends is gone.
     """
     stream = frames.stream.fileno()
-    ready, _, _ = select.select([source, stream, wakes], [], [])
+    reads = [stream, wakes] + ([source] if len(frames.unsent) < _BLOCK else [])
+    ready, writable, _ = select.select(reads, [stream] if frames.unsent else [], [])
     if wakes in ready:
         if {*os.read(wakes, _BLOCK)} - {signal.SIGWINCH}:
             return LOST
@@ -296,14 +309,16 @@ def _passed_on(frames: Frames, source: int, sink: int, wakes: int) -> int | None
         data = os.read(source, _BLOCK // 2)
         if not data:
             return LOST
-        frames.send(b"d", data)
+        frames.add(b"d", data)
+    if writable:
+        frames.send_some()
     return None
 
 
 def _send_size(frames: Frames, terminal: int) -> None:
     empty = _SIZE.pack(0, 0, 0, 0)
     with contextlib.suppress(OSError):
-        frames.send(b"w", fcntl.ioctl(terminal, termios.TIOCGWINSZ, empty))
+        frames.add(b"w", fcntl.ioctl(terminal, termios.TIOCGWINSZ, empty))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

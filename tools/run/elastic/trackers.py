@@ -9,6 +9,7 @@ is trained again after a kill is not logged again, and a value whose turn it was
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -172,7 +173,8 @@ class Tracking:
         if isinstance(context, WorkerContext):
             kept = kept_mlflow_run(context.folder.tracked / os.environ.get(ENV_RUN, ""))
             if "mlflow" in self._names and kept.exists():
-                os.environ.setdefault(ENV_MLFLOW_RUN, kept.read_text())
+                with contextlib.suppress(OSError, ValueError):  # then it is found by its tag
+                    os.environ.setdefault(ENV_MLFLOW_RUN, kept.read_text())
         else:
             atexit.register(self.close, done=True)
         if context.rank == 0:
@@ -316,7 +318,16 @@ class _Forwarding(threading.Thread):
 def _reached(folder: Path, tracker: TrackerName) -> dict[str, int]:
     """The samples at which workers so far have logged each value last."""
     reached: dict[str, int] = {}
+    damaged = list[Path]()
     for path in folder.glob(f"*-{tracker}.json"):
-        for name, samples in json.loads(path.read_bytes()).items():
-            reached[name] = max(reached.get(name, -1), int(samples))
+        try:
+            marks = {name: int(samples) for name, samples in json.loads(path.read_bytes()).items()}
+        except (OSError, ValueError, TypeError, AttributeError):  # no JSON, or none of this kind
+            damaged.append(path)
+            continue
+        for name, samples in marks.items():
+            reached[name] = max(reached.get(name, -1), samples)
+    if damaged:
+        text = "%s: %s cannot be read: values may be logged twice; training goes on"
+        _log.warning(text, tracker, damaged[0])
     return reached

@@ -203,7 +203,8 @@ class PreparedRun:
         if (named := self.options.cluster) is None or log.info is None:
             return None
         own = log.next_cluster or log.info.cluster
-        cluster = read_cluster(named).keeping_reservations(own).with_preemptible(self.options.preemptible)
+        cluster = read_cluster(named).keeping_reservations(own, self.clock())
+        cluster = cluster.with_preemptible(self.options.preemptible)
         file = ClusterFile(cluster, source_name(named), text_of(named), user=account_name(os.geteuid()))
         return file if cluster_changes(own, cluster, file.source) else None
 

@@ -181,9 +181,9 @@ def order_reload(
         raise UsageError(f"{state}: no run has begun there: pliant run takes any cluster file")
     schedule = read_schedule(dirs.schedule)
     profile = Profile(read_profile(dirs.profile).rows) if dirs.profile.exists() else None
-    plan = reload_plan(file, log, refusals(schedule, profile))
     own = log.next_cluster or (schedule.cluster if log.info is None else log.info.cluster)
-    file = replace(file, cluster=file.cluster.keeping_reservations(own))
+    file = replace(file, cluster=file.cluster.keeping_reservations(own, time.time()))
+    plan = reload_plan(file, log, refusals(schedule, profile))
     for name in _OF_ROOT if by is not None and by.uid != ROOT else ():
         if getattr(own, name) != getattr(file.cluster, name):
             raise UsageError(f"{file.source}: /{name}: differs from the run's, and only root changes it")
@@ -290,7 +290,7 @@ def ordered_file(ordered: Numbered, own: Cluster) -> ClusterFile:
 def changed_cluster(order: Order, own: Cluster) -> Cluster:
     """What becomes of the cluster of a run; ordered reservations that are over are forgotten."""
     if order.cluster is not None:
-        return order.cluster.keeping_reservations(own)
+        return order.cluster.keeping_reservations(own, order.asked_s)
     gone = order.name if order.reservation is None else order.reservation.name
     kept = [
         each
@@ -416,7 +416,12 @@ def _of_limits(next_cluster: Cluster, log: RunLog) -> Iterable[str]:
 
 
 def _of_reservations(own: Cluster, next_cluster: Cluster, log: RunLog) -> Iterable[str]:
-    """What jobs that run on the nodes of new reservations do."""
+    """What ends with the teams, and what jobs that run on the nodes of new reservations do."""
+    names, now_s = {each.name for each in next_cluster.reservations}, time.time()
+    for each in own.reservations if next_cluster.shares is None else ():
+        if each.made_by and each.teams and each.name not in names and each.end > now_s:
+            text = f"it is for team {each.teams[0]}, and no teams share the cluster"
+            yield f"reservation {each.name} ends: {text}"
     all_save = (next_cluster.preemptible or "stated") == "all"
     for each in (each for each in next_cluster.reservations if each not in own.reservations):
         leaving, staying = list[str](), list[str]()

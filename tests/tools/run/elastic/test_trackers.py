@@ -117,6 +117,22 @@ def test_a_tracker_that_fails_stops_nothing(
     ]
 
 
+def test_a_damaged_mark_stops_nothing(
+    client: type[Client], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracked_in = JobDir(tmp_path).tracked / "a-1"
+    tracked_in.mkdir(parents=True)
+    for name, text in {"1-0": '{"lr": 20}', "2-0": '{"lr"', "3-0": "[1]", "4-0": '{"lr": null}'}.items():
+        (tracked_in / f"{name}-wandb.json").write_text(text)
+    (tracked_in / "5-0-wandb.json").mkdir()
+    tracking = Tracking(worker(tmp_path, 6), ["wandb"])
+    logs(tracking, 10, 20, 30)
+    tracking.close()
+    assert client.points == [(30, {"lr": 0.5})]
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelno == logging.WARNING)
+    assert warning.endswith("cannot be read: values may be logged twice; training goes on")
+
+
 def test_mistakes_are_refused(job: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="track names 'wanb', expected wandb, mlflow, tensorboard"):
         checked_names("wanb")

@@ -222,6 +222,21 @@ def test_a_file_keeps_what_was_reserved_by_hand(world: World, monkeypatch: pytes
     world.check_agreement()
 
 
+def test_team_reservations_end_with_the_teams(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", world.clock.wall)
+    shared, plain = nodes(N0, N1, shares={"teams": {"vision": {}}}), nodes(N0, N1)
+    world.go_on_with(shared)
+    world.turn()
+    reserve(world, 1.0, end=2.0, name="over", users=("ann",))
+    reserve(world, 1e6, end=2e6, name="v", teams=("vision",))
+    world.turn_until(lambda: len(read_cluster(world.dirs.cluster).reservations) == 2)
+    world.turn_until(lambda: not read_log(world.dirs.path).active)
+    said = world.go_on_with(plain)
+    assert "reservation v ends: it is for team vision, and no teams share the cluster" in said
+    world.turn()
+    assert has(world, plain)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
