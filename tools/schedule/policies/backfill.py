@@ -13,12 +13,13 @@ earliest start that its predecessors leave, and books it.
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pliant.tools.schedule.jobs import JobKind, JobState, Phase
 from pliant.tools.schedule.policies.common import GpuBudget, Grant
@@ -56,8 +57,8 @@ class _Block:
     def __post_init__(self) -> None:
         self.least = min(self.work)
 
-    def __deepcopy__(self, memo: object) -> _Block:
-        return _Block(self.turns.copy(), self.jobs.copy(), self.work.copy())
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Block:
+        return _Block(self.turns.copy(), copy.deepcopy(self.jobs, memo), self.work.copy())
 
 
 class WaitingLine:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,13 +33,16 @@ class Grant(NamedTuple):
 
 
 class JobRecord:
-    """What a policy keeps of one job, as a dataclass. Copies share its values, of which only jobs change."""
+    """What a policy keeps of one job, as a dataclass. Copies share all but jobs, which alone change."""
 
     __slots__ = ()
     __match_args__: tuple[str, ...] = ()
 
-    def __deepcopy__(self, memo: object) -> Self:
-        return type(self)(*[getattr(self, name) for name in self.__match_args__])
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        values = (getattr(self, name) for name in self.__match_args__)
+        return type(self)(
+            *[copy.deepcopy(each, memo) if isinstance(each, JobState) else each for each in values]
+        )
 
 
 # Which arrivals can never run.
