@@ -115,7 +115,8 @@ class Session:
         self.maintenance = Maintenance(self.cluster, self.jobs, self.allocator, self.changes, self.hidden)
         rigid = policy.traits.elasticity == "none"
         self.windows = Windows(self.cluster, self.book, self.maintenance, self.hidden, rigid=rigid)
-        self.cluster.windows = self.windows
+        if self.windows.any:  # else the two would form a cycle for nothing
+            self.cluster.windows = self.windows
         self.policy_host = PolicyHost(
             policy,
             self.cluster,
