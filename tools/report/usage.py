@@ -65,6 +65,10 @@ class GroupUsage:
         return sum(self.gpu_s.values())
 
 
+_Use = tuple[float, float]
+"""GPU seconds that were busy, and GPU seconds times the part of the memory that was taken."""
+
+
 @dataclass(slots=True)
 class _Holder:
     """An active job."""
@@ -76,7 +80,11 @@ class _Holder:
     beside: str | None = None
     is_counted: bool = False
     gpu_s: float = 0.0
-    """What it has held in the span."""
+    """What it has held in the span since an end stated its use."""
+    all_s: float = 0.0
+    """The same, outside the span too."""
+    stated_s: _Use = (0.0, 0.0)
+    """The use that ends have stated: an end states that of all attempts."""
     end: str = ""
     """How it has ended, where that is counted."""
 
@@ -100,6 +108,8 @@ class UsageFold:
         self._jobs: dict[str, _Holder] = {}
         # Groups of ended jobs, which a requeue may start again, by how each ended and whether it is counted.
         self._ended: dict[tuple[str, bool], dict[str, GroupUsage]] = {}
+        # What their ends have stated, where they have.
+        self._stated: dict[str, _Use] = {}
         self._teams: dict[tuple[str, ...], str] = {}
 
     def take(self, row: Mapping[str, Any]) -> None:
@@ -119,27 +129,15 @@ class UsageFold:
                 gpus = holder.gpus if holder.beside is None else holder.gpus / 2
                 holder.group.lost_gpu_s += seconds * gpus
             if name in ENDS:
-                self._end(holder, name, time_s, row.get("detail") or {})
+                is_in_span = self._since_s <= time_s <= self._until_s
+                if is_in_span:
+                    _count_end(holder, ENDS[name])
+                _count_use(holder, row.get("detail") or {}, is_in_span=is_in_span)
                 if name != "fail":
                     del self._jobs[job_id]
                     self._ended.setdefault((holder.end, holder.is_counted), {})[job_id] = holder.group
-
-    def _end(self, holder: _Holder, name: str, time_s: float, detail: Mapping[str, Any]) -> None:
-        """Count the end of a job once: its last one."""
-        group = holder.group
-        if not self._since_s <= time_s <= self._until_s:
-            return
-        if holder.end:
-            group.ended[holder.end] -= 1
-        holder.end = ENDS[name]
-        group.ended[holder.end] = group.ended.get(holder.end, 0) + 1
-        held_s, holder.gpu_s = holder.gpu_s, 0.0
-        if (used_s := detail.get("used_gpu_seconds")) is not None and held_s:
-            group.measured_gpu_s += held_s
-            group.used_gpu_s += min(held_s, used_s)
-        if (memory_s := detail.get("memory_gpu_seconds")) is not None and held_s:
-            group.memory_measured_gpu_s += held_s
-            group.memory_gpu_s += min(held_s, memory_s)
+                    if any(holder.stated_s):
+                        self._stated[job_id] = holder.stated_s
 
     def finish(self, now_s: float | None = None) -> None:
         """Count what jobs hold until now; None: until the last event."""
@@ -151,6 +149,7 @@ class UsageFold:
         for (end, is_counted), ended in self._ended.items() if name == "requeue" else ():
             if (group := ended.pop(job_id, None)) is not None:
                 holder = self._jobs[job_id] = _Holder(group, is_counted=is_counted, end=end)
+                holder.stated_s = self._stated.pop(job_id, holder.stated_s)
                 return holder
         return None
 
@@ -200,16 +199,49 @@ class UsageFold:
     def _settle(self, holder: _Holder, time_s: float) -> None:
         """Count until a time what a job holds."""
         from_s, to_s = max(holder.since_s, self._since_s), min(time_s, self._until_s)
+        gpus = holder.gpus * (1.0 if holder.beside is None else 0.5)
+        holder.all_s += (time_s - holder.since_s) * gpus
         holder.since_s = time_s
-        if not holder.gpus or to_s <= from_s:
+        if not gpus or to_s <= from_s:
             return
-        gpu_s = (to_s - from_s) * holder.gpus * (1.0 if holder.beside is None else 0.5)
+        gpu_s = (to_s - from_s) * gpus
         group, kind = holder.group, holder.kind
         group.gpu_s[kind] = group.gpu_s.get(kind, 0.0) + gpu_s
         group.money += gpu_s / _HOUR_S * self.price.get(kind, 0.0)
         group.jobs += not holder.is_counted
         holder.is_counted = True
         holder.gpu_s += gpu_s
+
+
+def _count_end(holder: _Holder, end: str) -> None:
+    """Count the end of a job once: its last one."""
+    ended = holder.group.ended
+    if holder.end:
+        ended[holder.end] -= 1
+    holder.end = end
+    ended[end] = ended.get(end, 0) + 1
+
+
+def _count_use(holder: _Holder, detail: Mapping[str, Any], *, is_in_span: bool) -> None:
+    """Count the use that an end states and no earlier one has, in proportion to the time in the span."""
+    used_s, memory_s = detail.get("used_gpu_seconds"), detail.get("memory_gpu_seconds")
+    if used_s is None:
+        return
+    group, held_s, all_s = holder.group, holder.gpu_s, holder.all_s
+    before_s, memory_before_s = holder.stated_s
+    if is_in_span and held_s:
+        group.measured_gpu_s += held_s
+        group.used_gpu_s += held_s * _new_part(used_s - before_s, all_s)
+        if memory_s is not None:
+            group.memory_measured_gpu_s += held_s
+            group.memory_gpu_s += held_s * _new_part(memory_s - memory_before_s, all_s)
+    holder.stated_s = (used_s, memory_before_s if memory_s is None else memory_s)
+    holder.gpu_s = holder.all_s = 0.0
+
+
+def _new_part(used_s: float, held_s: float) -> float:
+    """The part of what was held that was used; attempts of long ago are left out of what an end states."""
+    return min(1.0, max(0.0, used_s / held_s))
 
 
 def usage_of_log(path: Path, fold: UsageFold) -> None:

@@ -102,9 +102,24 @@ def test_jobs_count_once_by_their_last_end_and_use_is_of_what_ended() -> None:
     ]
     (row,) = usage_rows(folded("user", log=log))
     assert (row["jobs"], row["finished"], row["failed"]) == (2, 1, 1)
-    assert row["used"] == (1800 + 5400) / (4 * HOUR)
+    assert row["used"] == pytest.approx(5400 / (4 * HOUR))
     assert row["memory_used"] == 720 / (2 * HOUR)
-    assert usage_text(folded("user", log=log)).splitlines()[1].split()[-5:-3] == ["50", "%"]
+    assert usage_text(folded("user", log=log)).splitlines()[1].split()[-5:-3] == ["38", "%"]
+
+
+@pytest.mark.parametrize("end", ["fail", "finish"])
+def test_an_end_counts_the_use_that_no_earlier_end_has(end: str) -> None:
+    log = [began(0.0, "decision", 4.0), job(0.0, "a", "ada"), holds(0.0, "start", "a", 1, "n0")]
+    log += [used(10 * HOUR, end, "a", used_gpu_seconds=10 * HOUR), holds(10 * HOUR, "requeue", "a", 0)]
+    log += [
+        holds(10 * HOUR, "resume", "a", 1, "n0"),
+        used(20 * HOUR, "finish", "a", used_gpu_seconds=10 * HOUR),
+    ]
+    for since_s, part in ((0.0, 0.5), (12 * HOUR, 0.0)):
+        (row,) = usage_rows(folded("user", since_s=since_s, log=log))
+        assert row["used"] == part
+    (row,) = usage_rows(folded("user", since_s=10 * HOUR, log=[*log[:3], log[-1]]))
+    assert row["used"] == 0.5, "of the time in the span as of all"
 
 
 def used(time: float, name: Any, job_id: str, **detail: float) -> Event:

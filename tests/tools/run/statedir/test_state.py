@@ -19,6 +19,7 @@ from pliant.schemas.events import Reloaded, row_of
 from pliant.schemas.io import read_events
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.statedir import file_system
+from pliant.tools.run.statedir.contract.liveness import whole_use_of
 from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
 from pliant.tools.run.statedir.state import Clock, State, origin, passed_since, read_log
@@ -100,6 +101,8 @@ def test_the_end_of_a_job_says_what_it_used(tmp_path: Path) -> None:
         state.record([Event(9.0, "release", "a")])
     detail = {event.event: event.detail for event in read_events(tmp_path / "events.jsonl")}["finish"]
     assert detail == {"attempt": 2, "used_gpu_seconds": 12.5, "memory_gpu_seconds": 10.0}
+    attempts[0].use(0).write_text(json.dumps({**use, "whole": None}))
+    assert whole_use_of(state.dirs.job("a")) == [], "one of an older version does not say it"
 
 
 def test_a_full_disk_is_a_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,15 +279,17 @@ def use_of(attempt: AttemptDir, units: Iterable[int]) -> UnitUse | None:
 
 
 def whole_use_of(job: JobDir) -> list[WholeUse]:
-    """What each unit of the newest attempts of a job has used, as far as that is known."""
+    """What each unit of the newest attempts of a job has used. Empty unless each has said so."""
     whole: list[WholeUse] = []
     with suppress(OSError, PliantError):  # it is worth no failure
         newest = job.newest_attempt()
         attempts = [job.attempt(number) for number in range(max(1, newest - _ATTEMPTS + 1), newest + 1)]
         with files_of(job):
             paths = islice((path for attempt in attempts for path in attempt.uses()), MOST_NAMES)
-            uses = map(_read, paths)
-            whole += [use.whole for use in uses if use is not None and use.whole is not None]
+            for use in map(_read, paths):
+                if use is None or use.whole is None:
+                    return []
+                whole.append(use.whole)
     return whole
 
 
