@@ -267,7 +267,7 @@ def test_slurms_own_reservations_become_windows(world: World, monkeypatch: pytes
         line.format("m", begin_s, begin_s + 1e6)
         + "\nReservationName=lic StartTime=1 EndTime=2 Nodes=(null)\n"
     )
-    said = [reservations(text)]
+    said = [reservations(text, "ada")]
     monkeypatch.setattr(world.nodes, "reservations", lambda: said[0], raising=False)
     world.turn_until(lambda: read_cluster(world.dirs.cluster).reservations)
     (found,) = read_cluster(world.dirs.cluster).reservations
