@@ -180,7 +180,7 @@ def is_mark(row: Event) -> bool:
 
 
 def shifted(place: int, before: Collection[str], archives: Mapping[str, int]) -> int:
-    """Where a place in a log is, in bytes, after archives have taken events away that were before it.
+    """Where a place in a log is, in bytes, after archives have taken events away that were all before it.
 
     :param before: the names of the archives that the log had then.
     """

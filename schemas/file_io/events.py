@@ -322,6 +322,10 @@ class EventWriter:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def is_at(self, path: Path) -> bool:
+        """Whether this file has that name now."""
+        return os.path.samestat(os.stat(path), os.fstat(self._descriptor))
+
     def append(self, events: Iterable[Event]) -> None:
         """Write events and force them to disk: all of them, or none and an error."""
         lines, link = sealed_lines(tuple(events), self._link)

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 from pliant.schemas.cluster import NoticeKind, Notify
 from pliant.schemas.errors import PliantError
 from pliant.schemas.event import ENDS
-from pliant.schemas.file_io.archives import archives_in, shifted
+from pliant.schemas.file_io.archives import archives_in, archives_of, shifted
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.text import iso_time, one_line
 from pliant.tools.run.statedir.contract.folders import PRIVATE
@@ -35,6 +35,8 @@ from pliant.tools.run.statedir.slot_faults import UNTIL_RESUMED_S
 
 SCHEMA: Final = "pliant.notice/1"
 POLL_S: Final = 1.0
+SAVE_S: Final = 60.0
+"""Seconds between two times that a place without a notice is saved: archives wait for it."""
 WAITING_POLL_S: Final = 15.0
 TIMEOUT_S: Final = 15.0
 """Seconds for a command or a server to take one notice."""
@@ -75,6 +77,22 @@ class Notices:
             courier.stop()
 
 
+def place_file(dirs: StateDir, target: Notify) -> Path:
+    """The file that says how far a target has heard."""
+    digest = hashlib.sha256(target.model_dump_json().encode()).hexdigest()[:16]
+    return dirs.path / "notices" / f"{digest}.json"
+
+
+def heard_by_all(dirs: StateDir, targets: Iterable[Notify]) -> int | None:
+    """How far in the log all targets have heard, in bytes; None: none of them has begun."""
+    archives, places = archives_of(dirs.events), list[int]()
+    for target in targets:
+        with suppress(FileNotFoundError, ValueError, KeyError):  # with a damaged one no notice is sent
+            kept = json.loads(place_file(dirs, target).read_bytes())
+            places.append(shifted(int(kept["bytes"]), kept.get("archives", ()), archives))
+    return min(places, default=None)
+
+
 class _Courier(threading.Thread):
     """Tells one target, notice after notice."""
 
@@ -82,8 +100,8 @@ class _Courier(threading.Thread):
         super().__init__(name="pliant-notices", daemon=True)
         self._dirs, self._target, self._retry_s = dirs, target, retry_s
         self._stopped, self._leaves = threading.Event(), threading.Event()
-        digest = hashlib.sha256(target.model_dump_json().encode()).hexdigest()[:16]
-        self._file = dirs.path / "notices" / f"{digest}.json"
+        self._file = place_file(dirs, target)
+        self._saved, self._saved_s = 0, 0.0
         self._place, self._waited = 0, set[str]()
         self._archives: tuple[str, ...] = ()
         self._view = LogView(dirs)
@@ -106,6 +124,9 @@ class _Courier(threading.Thread):
                         return
                     self._save(after)
                 self._look_for_waiting()
+                is_due = leaves or time.monotonic() >= self._saved_s + SAVE_S
+                if is_due and self._place != self._saved:
+                    self._save(self._place)
                 if leaves:
                     return
                 self._leaves.wait(POLL_S)
@@ -131,6 +152,7 @@ class _Courier(threading.Thread):
         self._place = place
         data = {"bytes": place, "waited": sorted(self._waited), "archives": self._archives}
         atomic_write(self._file, json.dumps(data).encode() + b"\n", mode=PRIVATE)
+        self._saved, self._saved_s = place, time.monotonic()
 
     def _due(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Notices from the log, each with the place after its line."""

@@ -7,27 +7,30 @@ following no link.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from pliant.schemas.cluster import Retention
+from pliant.schemas.cluster import Notify, Retention
 from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.archives import archived_ids
 from pliant.schemas.text import counted
+from pliant.tools.run.service.notices import heard_by_all
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir, SplitFolder
 from pliant.tools.run.statedir.log.archive import (
     CannotArchiveError,
     ended_before,
+    lines_after,
     shorter_log,
     without_living_arrays,
 )
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.statedir.state import State
+from pliant.tools.run.statedir.state import State, UnknownLogError
 from pliant.tools.schedule.session.session import Session
 
 DAY_S: Final = 86_400.0
@@ -44,6 +47,7 @@ class Retained:
     """What a run keeps of jobs that ended.
 
     :param session: of the run; None if it does not last.
+    :param notify: targets that hear of what is in the log before it goes to an archive.
     :param clock: seconds that never run backwards.
     """
 
@@ -53,21 +57,31 @@ class Retained:
         retention: Retention | None,
         session: Session | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        notify: Iterable[Notify] = (),
     ) -> None:
         self._state, self._clock = state, clock
         self._removed_until_s = {"attempts": 0.0, "checkpoints": 0.0}
         self._due: list[tuple[str, str]] = []
         self._has_begun = False
-        self.go_on_with(retention, session)
+        self.go_on_with(retention, session, notify)
 
-    def go_on_with(self, retention: Retention | None, session: Session | None) -> None:
+    def go_on_with(
+        self, retention: Retention | None, session: Session | None, notify: Iterable[Notify]
+    ) -> None:
         """The run has another cluster, or another session."""
+        self._notify = tuple(notify)
         self._retention, self._session, self._look_s = retention, session, 0.0
 
     def look(self, log: RunLog, now_s: float) -> None:
-        """Tidy up a bit, if that is due; a failure stops nothing."""
+        """Tidy up a bit, if that is due; a failure stops nothing.
+
+        :raises UnknownLogError: nothing can be recorded any more.
+        """
         try:
             self._tidy_a_bit(log, now_s)
+        except UnknownLogError:
+            raise
         except (CannotArchiveError, OSError, PliantError, RecursionError) as error:
             self._look_s = self._clock() + DAY_S
             _log.warning("what ended long ago stays for another day: %s", error)
@@ -107,16 +121,25 @@ class Retained:
         late = any(ended_s <= now_s - kept_s * (1 + 1 / _SLACK) for ended_s in over.values())
         if not over or not (late or len(over) * _SLACK >= len(log.jobs)):
             return
+        place = heard_by_all(self._state.dirs, self._notify)
+        unheard, since_s = (set(), math.inf) if place is None else lines_after(self._state.dirs, place)
         spool = Spool(self._state.dirs)
         with spool.locked():  # who orders something for a job finds it in the log, or in the archive
-            self._move(log, without_living_arrays(log, over.keys() - _named(spool)), now_s, kept_s)
+            self._move(
+                log, without_living_arrays(log, over.keys() - unheard - _named(spool)), now_s, kept_s, since_s
+            )
 
-    def _move(self, log: RunLog, gone: set[str], now_s: float, kept_s: float) -> None:
-        """:raises CannotArchiveError: the log has to stay as it is."""
+    def _move(self, log: RunLog, gone: set[str], now_s: float, kept_s: float, unheard_s: float) -> None:
+        """Move jobs and old decisions to an archive.
+
+        :param unheard_s: decisions from then on stay in the log.
+        :raises CannotArchiveError: the log has to stay as it is.
+        """
         if self._state.rebuilding is None or not gone:
             return
         days = None if self._retention is None else self._retention.events
         decided_before_s = now_s - (kept_s if days is None else days * DAY_S)
+        decided_before_s = min(decided_before_s, math.nextafter(unheard_s, -math.inf))
         shorter = shorter_log(self._state.dirs, log, self._state.rebuilding, gone, decided_before_s)
         self._state.shorten(shorter)
         if self._session is not None:

@@ -84,13 +84,15 @@ def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[
         try:
             with beside, Notices(prepared.dirs, loop.session.cluster.spec.notify) as notices:
                 look = view if metrics is None else _both(view, metrics.look)
-                retained = Retained(state, loop.session.cluster.spec.retention, loop.session)
+                spec = loop.session.cluster.spec
+                retained = Retained(state, spec.retention, loop.session, notify=spec.notify)
                 look = _both(look, retained.look)
                 turn(loop, interrupts, look)
                 while not interrupts.received and (loop.reload is not None or interrupts.reload_due):
                     loop = _reloaded(prepared, state, loop, interrupts)
-                    notices.go_on_with(loop.session.cluster.spec.notify)
-                    retained.go_on_with(loop.session.cluster.spec.retention, loop.session)
+                    spec = loop.session.cluster.spec
+                    notices.go_on_with(spec.notify)
+                    retained.go_on_with(spec.retention, loop.session, spec.notify)
                     turn(loop, interrupts, look)
         except ServiceMissingError as error:
             if loop.drained:
@@ -156,7 +158,8 @@ def run_once(options: RunOptions) -> tuple[RunLog, list[str]]:
         log = state.log
         if metrics is not None:
             metrics.write(log, prepared.clock())
-        Retained(state, prepared.schedule.cluster.retention).tidy(log, prepared.clock())
+        spec = prepared.schedule.cluster
+        Retained(state, spec.retention, notify=spec.notify).tidy(log, prepared.clock())
         if not log.active:
             loop.executor.release(log)
         left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.errors import PliantError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter, LogReader
-from pliant.schemas.file_io.files import atomic_write, remove_temporaries, write_error
+from pliant.schemas.file_io.files import Draft, atomic_write, remove_temporaries, write_error
 from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
@@ -109,6 +109,10 @@ TAIL_BYTES: Final = 1 << 16
 _log = logging.getLogger("pliant")
 
 
+class UnknownLogError(ServiceMissingError):
+    """It cannot be told which file is the log now: nothing more may be acknowledged."""
+
+
 class State:
     """A state directory that this process writes to. Events go to the log first, then to all sinks."""
 
@@ -181,6 +185,7 @@ class State:
     def _sweep(self) -> None:
         """Remove files that an earlier writer left half-written when it was killed."""
         remove_temporaries(self.dirs.path)
+        remove_temporaries(self.dirs.archive)
         for job_id in self.log.may_be_there():
             check_job(self.dirs, job_id)
             job = self.dirs.job(job_id)
@@ -235,14 +240,12 @@ class State:
     def shorten(self, shorter: ShorterLog) -> None:
         """Put a log without jobs that ended long ago in the place of the log.
 
+        :raises UnknownLogError: it may have been done.
         :raises PliantError: it cannot be done; the log is as it was.
         """
-        try:
-            shorter.draft.publish()
-        except OSError as error:
-            raise write_error(error, str(self.dirs.events)) from error
+        writer = self._publish(shorter.draft)
         self._writer.close()
-        self._writer = EventWriter(self.dirs.events)
+        self._writer = writer
         for job_id in shorter.gone:
             del self.log.jobs[job_id]
         self.log.archives, self.log.archived = shorter.archives, shorter.archived
@@ -253,6 +256,31 @@ class State:
             atomic_write(self.dirs.snapshot, shorter.snapshot, mode=PRIVATE)
         except PliantError as error:
             _log.warning("%s is not written: %s", self.dirs.snapshot, error)
+
+    def _publish(self, draft: Draft) -> EventWriter:
+        """Make a draft the log; returns its writer, which is open before nothing may fail any more."""
+        try:
+            writer = EventWriter(draft.path)
+        except BaseException:
+            draft.drop()
+            raise
+        try:
+            draft.publish()
+        except OSError as error:
+            if not self._is_log(writer):
+                writer.close()
+                draft.drop()
+                raise write_error(error, str(self.dirs.events)) from error
+            _log.warning("%s: its folder is not forced to disk: %s", self.dirs.events, error)
+        writer.path = self.dirs.events
+        return writer
+
+    def _is_log(self, writer: EventWriter) -> bool:
+        try:
+            return writer.is_at(self.dirs.events)
+        except OSError as error:
+            what = "it is unknown whether a shorter log has taken its place"
+            raise UnknownLogError(f"{self.dirs.events}: {what}: {error}") from error
 
     def _pass_on(self, sink: Sink, events: Sequence[Event]) -> None:
         try:

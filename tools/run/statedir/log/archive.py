@@ -8,6 +8,7 @@ It is folded before it takes the place of the old one; where it leads to anythin
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -79,6 +80,30 @@ def without_living_arrays(log: RunLog, job_ids: Iterable[str]) -> set[str]:
 
 def _array(job: JobLog) -> tuple[str, float] | None:
     return None if job.job.array is None else (job.job.array.name, job.job.submit_time)
+
+
+def lines_after(dirs: StateDir, place: int) -> tuple[set[str], float]:
+    """The jobs of the lines after a place in the log, in bytes, and the time of the first line.
+
+    :raises CannotArchiveError: a line is there that the next shorter log has no longer, whatever it keeps.
+    """
+    jobs, since_s = set[str](), math.inf
+    with dirs.events.open("rb") as file:
+        if place:  # perhaps within a line
+            file.seek(place - 1)
+            file.readline()
+        for line in file:
+            match = _LINE.match(line)
+            if place and (match is None or (b'"restored"' in line and _is_mark(line))):
+                raise CannotArchiveError("a target of notices has not heard of all that was before")
+            if match is not None:
+                since_s = min(since_s, float(match[1]))
+                jobs.update([match[2].decode()] if match[2] is not None else ())
+    return jobs, since_s
+
+
+def _is_mark(line: bytes) -> bool:
+    return MARK in ((from_json(line).get("detail") or {}).get("restored") or {})
 
 
 def shorter_log(

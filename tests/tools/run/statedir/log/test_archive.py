@@ -1,5 +1,7 @@
 """Jobs that ended long ago are in archives: the log leads to the same state, and nothing is lost or twice."""
 
+import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -9,14 +11,15 @@ from unittest import mock
 
 import pytest
 
-from pliant.schemas.cluster import Cluster, Retention, Shares, Team
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.cluster import Cluster, Notify, Retention, Shares, Team
+from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.archives import all_events, archives_of
 from pliant.schemas.io import read_events
 from pliant.schemas.job import Job
 from pliant.tools.report.read_run import read_run
 from pliant.tools.run.service import retention
+from pliant.tools.run.service.notices import heard_by_all, place_file
 from pliant.tools.run.service.retention import DAY_S, Retained
 from pliant.tools.run.service.submit import cancel, order_jobs, submit
 from pliant.tools.run.statedir.directory import StateDir
@@ -232,3 +235,76 @@ def test_outputs_and_checkpoints_go_after_their_days(tmp_path: Path) -> None:
         assert state.log.jobs.keys() == {*state.log.active, ended[0]}
     assert (outside / "kept").exists()
     assert rows(everything(dirs)) == rows(story.events)
+
+
+def opening_fails(folder: Path) -> Callable[..., int]:
+    real = os.open
+
+    def call(path: Any, *given: Any, **named: Any) -> int:
+        if Path(path) == folder:
+            raise OSError(errno.EMFILE, "too many open files")
+        return real(path, *given, **named)
+
+    return call
+
+
+def test_what_follows_a_half_failed_swap_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Story(1)
+    story.go_on(120)
+    dirs = story.write(tmp_path / "state")
+    with State(dirs.path) as state:
+        gone = ended_before(state.log, state.log.last_s - 200.0)
+        shorter = shorter_log(dirs, state.log, rebuilding(NODES), gone, 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", opening_fails(dirs.path))
+            state.shorten(shorter)
+        state.record([Event(story.now_s, "node_down", detail={"node": "n0"})])
+    assert b"node_down" in dirs.events.read_bytes().splitlines()[-1]
+    assert archives_of(dirs.events)
+
+
+def test_the_log_stays_where_no_shorter_one_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Story(1)
+    story.go_on(120)
+    dirs = story.write(tmp_path / "state")
+    with State(dirs.path) as state:
+        gone = ended_before(state.log, state.log.last_s - 200.0)
+        shorter = shorter_log(dirs, state.log, rebuilding(NODES), gone, 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", opening_fails(shorter.draft.path))
+            with pytest.raises(PliantError, match="too many open files"):
+                state.shorten(shorter)
+        state.record([Event(story.now_s, "node_down", detail={"node": "n0"})])
+    assert b"node_down" in dirs.events.read_bytes().splitlines()[-1]
+    assert not archives_of(dirs.events)
+    assert not [*dirs.path.glob(".pliant-*")]
+
+
+def test_what_a_killed_writer_left_in_the_archive_is_removed(dirs: StateDir) -> None:
+    (dirs.archive / ".pliant-0.tmp").touch()
+    with State(dirs.path):
+        assert [path.name for path in dirs.archive.iterdir()] == ["000001.parquet"]
+
+
+def test_what_a_target_has_not_heard_of_stays_in_the_log(tmp_path: Path) -> None:
+    story, target = Story(1), Notify(command=("true",))
+    story.go_on(120)
+    dirs = story.write(tmp_path / "state")
+    lines = dirs.events.read_bytes().splitlines(keepends=True)
+    place = sum(map(len, lines[: len(lines) // 2]))
+    place_file(dirs, target).parent.mkdir()
+    place_file(dirs, target).write_text(json.dumps({"bytes": place, "waited": []}))
+    with State(dirs.path) as state:
+        state.rebuilding = rebuilding(NODES)
+        Retained(state, Retention(jobs=1.0), notify=[target]).tidy(state.log, story.now_s + 2 * DAY_S)
+    left, heard = heard_by_all(dirs, [target]), len(lines) // 2
+    assert left is not None
+    assert left < place
+    later = dirs.events.read_bytes()[left:].splitlines()
+    assert [line.partition(b',"')[0] for line in later[:-1]] == [
+        line.partition(b',"')[0] for line in lines[heard:]
+    ]
