@@ -78,13 +78,13 @@ class Notices:
 
 
 def place_file(dirs: StateDir, target: Notify) -> Path:
-    """The file that says how far a target has heard."""
+    """The file that says up to where in the log a target has got its notices."""
     digest = hashlib.sha256(target.model_dump_json().encode()).hexdigest()[:16]
     return dirs.path / "notices" / f"{digest}.json"
 
 
-def heard_by_all(dirs: StateDir, targets: Iterable[Notify]) -> int | None:
-    """How far in the log all targets have heard, in bytes; None: none of them has begun."""
+def passed_by_all(dirs: StateDir, targets: Iterable[Notify]) -> int | None:
+    """Up to where in the log all targets have got their notices, in bytes; None: none of them has begun."""
     archives, places = archives_of(dirs.events), list[int]()
     for target in targets:
         with suppress(FileNotFoundError, ValueError, KeyError):  # with a damaged one no notice is sent

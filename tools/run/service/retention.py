@@ -18,7 +18,7 @@ from pliant.schemas.cluster import Notify, Retention
 from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.archives import archived_ids
 from pliant.schemas.text import counted
-from pliant.tools.run.service.notices import heard_by_all
+from pliant.tools.run.service.notices import passed_by_all
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir, SplitFolder
 from pliant.tools.run.statedir.log.archive import (
@@ -47,7 +47,7 @@ class Retained:
     """What a run keeps of jobs that ended.
 
     :param session: of the run; None if it does not last.
-    :param notify: targets that hear of what is in the log before it goes to an archive.
+    :param notify: targets that get notices of what is in the log before it goes to an archive.
     :param clock: seconds that never run backwards.
     """
 
@@ -121,25 +121,29 @@ class Retained:
         late = any(ended_s <= now_s - kept_s * (1 + 1 / _SLACK) for ended_s in over.values())
         if not over or not (late or len(over) * _SLACK >= len(log.jobs)):
             return
-        place = heard_by_all(self._state.dirs, self._notify)
-        unheard, since_s = (set(), math.inf) if place is None else lines_after(self._state.dirs, place)
+        place = passed_by_all(self._state.dirs, self._notify)
+        undelivered, since_s = (set(), math.inf) if place is None else lines_after(self._state.dirs, place)
         spool = Spool(self._state.dirs)
         with spool.locked():  # who orders something for a job finds it in the log, or in the archive
             self._move(
-                log, without_living_arrays(log, over.keys() - unheard - _named(spool)), now_s, kept_s, since_s
+                log,
+                without_living_arrays(log, over.keys() - undelivered - _named(spool)),
+                now_s,
+                kept_s,
+                since_s,
             )
 
-    def _move(self, log: RunLog, gone: set[str], now_s: float, kept_s: float, unheard_s: float) -> None:
+    def _move(self, log: RunLog, gone: set[str], now_s: float, kept_s: float, undelivered_s: float) -> None:
         """Move jobs and old decisions to an archive.
 
-        :param unheard_s: decisions from then on stay in the log.
+        :param undelivered_s: decisions from then on stay in the log.
         :raises CannotArchiveError: the log has to stay as it is.
         """
         if self._state.rebuilding is None or not gone:
             return
         days = None if self._retention is None else self._retention.events
         decided_before_s = now_s - (kept_s if days is None else days * DAY_S)
-        decided_before_s = min(decided_before_s, math.nextafter(unheard_s, -math.inf))
+        decided_before_s = min(decided_before_s, math.nextafter(undelivered_s, -math.inf))
         shorter = shorter_log(self._state.dirs, log, self._state.rebuilding, gone, decided_before_s)
         self._state.shorten(shorter)
         if self._session is not None:

@@ -16,7 +16,7 @@ from pliant.schemas.cluster import Notify
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.service import notices
-from pliant.tools.run.service.notices import Notices, heard_by_all
+from pliant.tools.run.service.notices import Notices, passed_by_all
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.slot_faults import UNTIL_RESUMED_S
@@ -121,6 +121,6 @@ def test_commands_hear_of_waiting_jobs_and_sick_slots(tmp_path: Path, server: Se
 def test_a_place_is_saved_though_no_notice_is_sent(tmp_path: Path, server: Server) -> None:
     target = Notify(on=("quarantined",), url=server.url)
     with log_of(tmp_path) as (dirs, append), Notices(dirs, [target], RETRY_S):
-        until(lambda: heard_by_all(dirs, [target]))
+        until(lambda: passed_by_all(dirs, [target]))
         append(failed(1))
-    assert heard_by_all(dirs, [target]) == dirs.events.stat().st_size
+    assert passed_by_all(dirs, [target]) == dirs.events.stat().st_size

@@ -19,7 +19,7 @@ from pliant.schemas.io import read_events
 from pliant.schemas.job import Job
 from pliant.tools.report.read_run import read_run
 from pliant.tools.run.service import retention
-from pliant.tools.run.service.notices import heard_by_all, place_file
+from pliant.tools.run.service.notices import passed_by_all, place_file
 from pliant.tools.run.service.retention import DAY_S, Retained
 from pliant.tools.run.service.submit import cancel, order_jobs, submit
 from pliant.tools.run.statedir.directory import StateDir
@@ -301,7 +301,7 @@ def test_what_a_target_has_not_heard_of_stays_in_the_log(tmp_path: Path) -> None
     with State(dirs.path) as state:
         state.rebuilding = rebuilding(NODES)
         Retained(state, Retention(jobs=1.0), notify=[target]).tidy(state.log, story.now_s + 2 * DAY_S)
-    left, heard = heard_by_all(dirs, [target]), len(lines) // 2
+    left, heard = passed_by_all(dirs, [target]), len(lines) // 2
     assert left is not None
     assert left < place
     later = dirs.events.read_bytes()[left:].splitlines()
