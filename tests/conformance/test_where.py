@@ -1,5 +1,7 @@
 """Nodes that jobs do not allow: random worlds, of which a benchmark tries more."""
 
+from itertools import islice
+
 import pytest
 
 from benchmarks.parts.jobs.where import mistakes_of_checks, violations, worlds
@@ -45,6 +47,12 @@ def test_a_policy_that_leaves_jobs_out_shares_among_the_others(policy: str, boun
     on_n0 = [job(name, low=1, high=8, only=("n0",), gpu_seconds=9e4) for name in "abcd"]
     assert decided(opened(make_policy(policy), cluster(4), *anywhere), 0) == {"a": 4}
     assert decided(opened(make_policy(policy), cluster(4, 4), *on_n0), 0) == bound
+
+
+@pytest.mark.parametrize("number", [368, 667])
+def test_a_job_that_runs_stays_where_another_type_has_no_share(number: int) -> None:
+    """In these worlds the policy moves a job to a type of which its nodes have no GPU left."""
+    assert violations(next(islice(worlds(number + 1), number, None)), "fair-share") == []
 
 
 def test_shares_of_a_node_follow_the_jobs_that_are_for_it() -> None:

@@ -254,12 +254,16 @@ class Assigner:
         return not [job_id for job_id, target in targets.items() if jobs[job_id].gpus != target.gpus]
 
     def without_place(self, unplaced: NoPlaceError, decision: Decision) -> dict[str, None]:
-        """Jobs without a place or a share, and others that wait for nodes with too few GPUs left."""
+        """Waiting jobs without a place or a share, and others that wait for nodes with too few GPUs left.
+
+        A job that runs and has no share of another type stays on its own.
+        """
         free, nodes = self._cluster.free, self._cluster.nodes
         total, rigid = sum(free.by_type.values()), self._policy.traits.elasticity == "none"
         left: dict[int, int] = {}
         without = dict.fromkeys(unplaced.job_ids)
-        without |= dict.fromkeys(job_id for job_id, share in unplaced.shares.items() if not share.gpus)
+        out = (job_id for job_id, share in unplaced.shares.items() if not share.gpus)
+        without |= dict.fromkeys(job_id for job_id in out if not self._jobs[job_id].gpus)
         if unplaced.shares:
             return without
         for job_id, job in self._admission.visible_jobs.items():
