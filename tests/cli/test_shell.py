@@ -68,10 +68,10 @@ def test_under_slurm_srun_leads_to_the_node(
         client.expect(PROMPT)
         assert not (state / "jobs/shell/shell.socket").exists()
         client.resize(44, 99)
-        client.type("while sleep 0.2; do stty size; done\n")
+        client.type("sh -c 'trap \"echo got $((1 + 1)); exit\" INT; while sleep 0.2; do stty size; done'\n")
         client.expect("44 99")
         client.type("\x03")
-        client.expect(PROMPT)
+        client.expect("got 2")  # only then: an interrupt drops what is typed before
         client.type("exit 9\n")
         assert client.wait() == 9
         until(lambda: read_log(state).jobs["shell"].phase == "finished")

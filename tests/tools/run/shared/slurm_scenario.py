@@ -225,6 +225,7 @@ class Scenario:
         }
         slurms = {"SLURM_CONF", "HOSTNAME", "ENVIRONMENT", "TMPDIR"}
         own = {"PYTHONHASHSEED", "TORCHINDUCTOR_CACHE_DIR"}
+        own |= {"TENSORBOARD_LOGGING_DIR", "WANDB_RESUME", "WANDB_RUN_ID"}
         others = {"PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *ONE_THREAD, *own}
         left = {name for name in env if not name.startswith("PLIANT_")} - login - slurms - others
         assert left == set(), left
