@@ -296,6 +296,7 @@ class SupervisorFiles:
 
     def end(self, code: int, killed: dict[str, int] | None = None) -> int:
         """:param killed: what is known if the system killed a part of the command for its memory."""
+        signal.setitimer(signal.ITIMER_REAL, 0)  # Python gives up its handlers before it has ended
         remove_scratch(self._scratch)
         if killed is not None:
             with contextlib.suppress(OSError):
